@@ -1,0 +1,44 @@
+# The two commands: `make train` runs the default job, `make test` checks everything.
+# Each makes the virtual environment and installs what it needs by itself.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+ARGS ?=
+
+.PHONY: train test test-slow lint format types benchmarks tensorboard clean help
+
+help:            ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+train: $(READY)  ## train the default model; overrides: make train ARGS="data.n_train=500 seed=3"
+	$(BIN)/python train.py $(ARGS)
+
+test: $(READY) lint types  ## lint, types and all fast tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY)  ## statistical checks and whole experiments
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)   ## ruff: lint and format check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY) ## ruff: fix and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(READY)  ## mypy (strict on kbr.core)
+	$(BIN)/mypy
+
+tensorboard: $(READY)  ## watch the runs
+	$(BIN)/tensorboard --logdir outputs
+
+clean:           ## remove the virtual environment and caches (runs are kept)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kbr needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,sweep,maze]"
+	@touch $@

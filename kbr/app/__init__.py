@@ -1,0 +1,1 @@
+"""The outermost layer: Hydra entry points, run folders, tables and figures."""

@@ -1,0 +1,5 @@
+"""The one exception that kbr raises for input it cannot use."""
+
+
+class KbrError(ValueError):
+    """Says what was expected, what came, and which setting to change."""

@@ -1,0 +1,1 @@
+"""Learned features: Lightning modules, data modules and encoders around `kbr.core`."""
