@@ -41,10 +41,10 @@ def check_positive(value: float | Tensor, *, name: str) -> None:
         raise KbrError(f"{name} must be a finite number greater than zero; got {shown}. Set {name} > 0.")
 
 
-def as_pairs(x: ArrayLike, z: ArrayLike) -> tuple[Tensor, Tensor]:
+def as_pairs(x: ArrayLike, z: ArrayLike) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """Training pairs: z [*b n dz] (or [n]), x [*b n ...]; the batch dimensions are those of z.
 
-    Points x of several dimensions (images) are flattened to [*b n dx].
+    Returns x flattened to [*b n dx], z, and the shape of one observation.
     """
     x_, z_ = as_tensor(x, name="x"), as_tensor(z, name="z")
     if z_.ndim == 1:
@@ -52,9 +52,7 @@ def as_pairs(x: ArrayLike, z: ArrayLike) -> tuple[Tensor, Tensor]:
     if z_.ndim < 2:
         raise KbrError(f"z must have shape [n, dz] (or [n]); got a single number of shape {tuple(z_.shape)}.")
     lead = z_.shape[:-1]
-    if x_.shape == lead:
-        x_ = x_.unsqueeze(-1)
-    if x_.ndim <= len(lead) or x_.shape[: len(lead) - 1] != lead[:-1]:
+    if x_.ndim < len(lead) or x_.shape[: len(lead) - 1] != lead[:-1]:
         raise KbrError(
             f"x must have shape [{', '.join(map(str, lead))}, ...] to go with z of shape "
             f"{tuple(z_.shape)}; got {tuple(x_.shape)}."
@@ -68,4 +66,4 @@ def as_pairs(x: ArrayLike, z: ArrayLike) -> tuple[Tensor, Tensor]:
         raise KbrError("x and z must have at least one row; got none. Pass some training pairs.")
     check_finite(x_, name="x")
     check_finite(z_, name="z")
-    return x_.reshape(*lead, -1), z_
+    return x_.reshape(*lead, -1), z_, tuple(x_.shape[len(lead) :])

@@ -1,0 +1,1 @@
+"""Kernel Bayes' rule with learned features."""

@@ -1,0 +1,156 @@
+"""The paper's low-dimensional filtering tasks: a noisy point running around a ring.
+
+`Rotation` keeps to the unit circle; `Oscillatory` also breathes in and out eight times a turn, and
+that bends the posterior away from a Gaussian.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.filters.state_space import StateSpaceModel
+
+BURN_IN = 50  # steps thrown away; the angle is uniform from the start, the radius settles in a few
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FilteringData:
+    """A training sequence of pairs and an independent test sequence; x may be images [*b n ...]."""
+
+    x_train: Float[Tensor, "..."]
+    z_train: Float[Tensor, "*b n dz"]
+    x_test: Float[Tensor, "..."]
+    z_test: Float[Tensor, "*b m dz"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oscillatory:
+    """Rotation by omega a step, with a radius that depends on the angle.
+
+    Math: z_t+1 = (1 + beta sin(M theta_t)) (cos(theta_t + omega), sin(theta_t + omega)) + eps_Z,
+          theta_t the angle of z_t,  x_t = z_t + eps_X,  eps ~ N(0, sigma^2 I),  M = frequency.
+    Ref:  Xu et al. 2022, section 5.2; Fukumizu et al. 2013.
+
+    A noise level of zero is allowed: the sequence is then exact in that part.
+    """
+
+    omega: float = 0.4
+    beta: float = 0.4
+    frequency: int | float = 8
+    sigma_x: float = 0.2
+    sigma_z: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name, value in (("omega", self.omega), ("beta", self.beta)):
+            if not math.isfinite(value):
+                raise KbrError(f"{name} must be a finite number; got {value}. Set {name}.")
+        for name, value in (("sigma_x", self.sigma_x), ("sigma_z", self.sigma_z)):
+            if not (math.isfinite(value) and value >= 0):
+                raise KbrError(f"{name} must be finite and at least zero; got {value}. Set {name}.")
+        if not (math.isfinite(self.frequency) and self.frequency == int(self.frequency)):
+            raise KbrError(
+                f"frequency must be a whole number (sin(M theta) has no jump then); got "
+                f"{self.frequency}. Set frequency."
+            )
+
+    def step_mean(self, z: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:
+        """The next state without noise; the origin, which has no angle, is taken at angle 0."""
+        u, v = z.unbind(-1)
+        # Substituted before atan2, whose derivative at the origin is NaN.
+        theta = torch.atan2(v, torch.where((u == 0) & (v == 0), torch.ones_like(u), u))
+        radius = 1 + self.beta * torch.sin(self.frequency * theta)
+        ahead = theta + self.omega
+        return torch.stack([radius * torch.cos(ahead), radius * torch.sin(ahead)], dim=-1)
+
+    def latents(
+        self, length: int, generator: Generator, batch: tuple[int, ...] = ()
+    ) -> Float[Tensor, "*b t 2"]:
+        """Latent sequences, stationary from their first step, in float64."""
+        _check_length(length, name="length")
+        for size in batch:
+            _check_length(size, name="batch")
+        z = _unit_circle(batch, generator)
+        noise = self.sigma_z * _normal((*batch, BURN_IN + length, 2), generator)
+        path = []
+        for eps in noise.unbind(-2):
+            z = self.step_mean(z) + eps
+            path.append(z)
+        return torch.stack(path[BURN_IN:], dim=-2)
+
+    def sample(
+        self, length: int, generator: Generator, batch: tuple[int, ...] = ()
+    ) -> tuple[Float[Tensor, "*b t 2"], Float[Tensor, "*b t 2"]]:
+        """Observations x and latents z; z equals what `latents` draws from the same generator."""
+        z = self.latents(length, generator, batch)
+        return z + self.sigma_x * _normal(tuple(z.shape), generator), z
+
+    def generate(
+        self,
+        *,
+        n_train: int,
+        n_test: int = 200,
+        seed: int | Generator = 0,
+        batch: tuple[int, ...] = (),
+    ) -> FilteringData:
+        """Independent training and test sequences, from a seed or a generator."""
+        _check_length(n_train, name="n_train")
+        _check_length(n_test, name="n_test")
+        generator = seed if isinstance(seed, Generator) else Generator().manual_seed(seed)
+        x_train, z_train = self.sample(n_train, generator, batch)
+        x_test, z_test = self.sample(n_test, generator, batch)
+        return FilteringData(x_train=x_train, z_train=z_train, x_test=x_test, z_test=z_test)
+
+    def state_space(self) -> StateSpaceModel:
+        """The true model, for the Kalman and particle filters.
+
+        Its initial moments are those of the stationary latent, from 4096 simulated chains with a
+        fixed seed (error about 0.01): only beta = 0 has a formula, Cov z = (1/2 + sigma_z^2) I, as
+        the angle's noise grows where the ring narrows, so that M theta is not uniform. Samples of
+        z_1 are one step from a uniformly drawn point of the circle: particles start on the ring.
+        """
+        eye = torch.eye(2, dtype=torch.float64)
+        settled = self.latents(1, Generator().manual_seed(0), (4096,)).squeeze(-2)
+        return StateSpaceModel(
+            transition=self.step_mean,
+            observation=_identity,
+            transition_cov=self.sigma_z**2 * eye,
+            observation_cov=self.sigma_x**2 * eye,
+            initial_mean=settled.mean(0),
+            initial_cov=settled.mT.cov(),
+            sample_initial=self._sample_ring,
+        )
+
+    def _sample_ring(self, shape: tuple[int, ...], generator: Generator) -> Float[Tensor, "*b 2"]:
+        start = self.step_mean(_unit_circle(shape, generator))
+        return start + self.sigma_z * _normal((*shape, 2), generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation(Oscillatory):
+    """The same equation with a constant radius: omega = 0.3, beta = 0."""
+
+    omega: float = 0.3
+    beta: float = 0.0
+
+
+def _identity(z: Tensor) -> Tensor:
+    return z
+
+
+def _normal(shape: tuple[int, ...], generator: Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64)
+
+
+def _unit_circle(shape: tuple[int, ...], generator: Generator) -> Float[Tensor, "*b 2"]:
+    turn = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
+    theta = 2 * math.pi * turn
+    return torch.stack([theta.cos(), theta.sin()], dim=-1)
+
+
+def _check_length(length: int, *, name: str) -> None:
+    if not isinstance(length, int) or length < 1:
+        raise KbrError(f"{name} must be a whole number, at least 1; got {length}. Set {name}.")

@@ -1,0 +1,152 @@
+"""Weighted embeddings: a distribution as weights on points, m = sum_i w_i k(z_i, .)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.features import Features
+from kbr.core.inputs import ArrayLike, as_tensor, check_finite
+from kbr.core.kernels import Gaussian, Kernel
+
+Points = Float[Tensor, "*b n d"]
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """Points [*b n d] with weights [*c n]; the batch dimensions *b and *c broadcast.
+
+    Weights of kernel posteriors may be negative and need not sum to one: `nonnegative` gives a
+    proper distribution on the same points.
+    """
+
+    points: Float[Tensor, "*b n d"]
+    weights: Float[Tensor, "*c n"]
+
+    def __post_init__(self) -> None:
+        if self.points.ndim < 2 or self.points.shape[-2] != self.weights.shape[-1]:
+            raise KbrError(
+                "an embedding needs points [..., n, d] and weights [..., n]; got points of shape "
+                f"{tuple(self.points.shape)} and weights of shape {tuple(self.weights.shape)}."
+            )
+        if self.points.shape[-2] == 0:
+            raise KbrError("an embedding needs at least one point; got none. Pass some samples.")
+
+    @classmethod
+    def from_samples(cls, samples: ArrayLike, weights: ArrayLike | None = None) -> Self:
+        """The empirical embedding: weights 1/n unless given."""
+        points = as_tensor(samples, name="samples")
+        points = points.unsqueeze(-1) if points.ndim == 1 else points
+        check_finite(points, name="samples")
+        if weights is None:
+            n = max(points.shape[-2], 1)
+            return cls(points, points.new_full(points.shape[:-1], 1 / n))
+        given = as_tensor(weights, name="weights").to(points)
+        check_finite(given, name="weights")
+        return cls(points, given)
+
+    @property
+    def mean(self) -> Float[Tensor, "*e d"]:
+        """Math: sum_i w_i z_i."""
+        return self._average(self.points)
+
+    @property
+    def cov(self) -> Float[Tensor, "*e d d"]:
+        """Covariance with the weights scaled to sum to one, negative eigenvalues set to zero.
+
+        Math: sum_i w_i (z_i - mu)(z_i - mu)' / sum_i w_i,  mu = sum_i w_i z_i / sum_i w_i.
+        """
+        total = safe_total(self.weights)
+        mean = self.mean / total.unsqueeze(-1)
+        outer = self.points.unsqueeze(-1) * self.points.unsqueeze(-2)
+        second = self._average(outer.flatten(-2)).unflatten(-1, outer.shape[-2:])
+        raw = second / total[..., None, None] - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        return positive_part(raw)
+
+    @property
+    def effective_sample_size(self) -> Float[Tensor, "*c"]:
+        """Math: (sum_i w_i)^2 / sum_i w_i^2, between 0 and n."""
+        squares = self.weights.square().sum(-1)
+        ratio = self.weights.sum(-1).square() / squares.clamp_min(torch.finfo(squares.dtype).tiny)
+        return torch.where(squares > 0, ratio, torch.zeros_like(ratio))
+
+    def expect(self, function: Callable[[Points], Tensor]) -> Tensor:
+        """Math: E f(z) = sum_i w_i f(z_i), for f from [*b n d] to [*b n] or [*b n k]."""
+        values = function(self.points)
+        if values.shape == self.points.shape[:-1]:
+            return self._average(values.unsqueeze(-1)).squeeze(-1)
+        return self._average(values)
+
+    def inner(self, other: "Embedding", kernel: Kernel | None = None) -> Tensor:
+        """Math: <m, m'> = sum_ij w_i w'_j k(z_i, z'_j)."""
+        gram = self._kernel(kernel)(self.points, other.points)
+        row = self.weights.unsqueeze(-2) @ gram @ other.weights.unsqueeze(-1)
+        return row[..., 0, 0]
+
+    def mmd(self, other: "Embedding", kernel: Kernel | None = None) -> Tensor:
+        """Maximum mean discrepancy |m - m'|.
+
+        Ref: Gretton et al. 2012.
+        """
+        fitted = self._kernel(kernel)
+        cross = self.inner(other, fitted)
+        squared = self.inner(self, fitted) + other.inner(other, fitted) - 2 * cross
+        return squared.clamp_min(0).sqrt()
+
+    def nonnegative(self) -> "Embedding":
+        """The same points with weights max(w, 0) scaled to sum to one (uniform where all are 0)."""
+        clipped = self.weights.clamp_min(0)
+        total = clipped.sum(-1, keepdim=True)
+        uniform = torch.full_like(clipped, 1 / clipped.shape[-1])
+        return Embedding(self.points, torch.where(total > 0, clipped / total, uniform))
+
+    def sample(self, n: int, kernel: Kernel | None = None) -> Float[Tensor, "*e m d"]:
+        """n samples by kernel herding: greedily chosen points whose uniform embedding tracks this.
+
+        Math: z_t = argmax_i m(z_i) - (1/t) sum_{s<t} k(z_i, z_s), over this embedding's points.
+        Ref:  Chen, Welling and Smola 2010. Deterministic: no random numbers are drawn.
+        """
+        if n < 1:
+            raise KbrError(f"the number of samples must be at least 1; got {n}.")
+        proper = self.nonnegative()
+        gram = self._kernel(kernel)(self.points, self.points)
+        witness = (gram @ proper.weights.unsqueeze(-1)).squeeze(-1)
+        wide = gram.expand(*witness.shape[:-1], *gram.shape[-2:])
+        crowd = torch.zeros_like(witness)
+        picks = []
+        for step in range(1, n + 1):
+            pick = (witness - crowd / step).argmax(-1)
+            index = pick[..., None, None].expand(*pick.shape, 1, wide.shape[-1])
+            crowd = crowd + wide.gather(-2, index).squeeze(-2)
+            picks.append(pick)
+        chosen = torch.stack(picks, -1)
+        points = self.points.expand(*chosen.shape[:-1], *self.points.shape[-2:])
+        return points.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, points.shape[-1]))
+
+    def project(self, features: Features) -> Float[Tensor, "*e p"]:
+        """Coordinates in a finite feature space: m = sum_i w_i phi(z_i)."""
+        phi = features(self.points)
+        return (self.weights.to(phi).unsqueeze(-2) @ phi).squeeze(-2)
+
+    def _average(self, values: Float[Tensor, "*b n k"]) -> Tensor:
+        return (self.weights.unsqueeze(-2) @ values).squeeze(-2)
+
+    def _kernel(self, kernel: Kernel | None) -> Kernel:
+        return (Gaussian() if kernel is None else kernel).fit(self.points)
+
+
+def safe_total(weights: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
+    """Sum of the weights, or 1 where it is not positive, so that dividing by it is safe."""
+    total = weights.sum(-1)
+    return torch.where(total > 0, total, torch.ones_like(total))
+
+
+def positive_part(cov: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
+    """The nearest positive semi-definite matrix: negative eigenvalues become zero."""
+    symmetric = 0.5 * (cov + cov.mT)
+    values, vectors = torch.linalg.eigh(symmetric)
+    return (vectors * values.clamp_min(0).unsqueeze(-2)) @ vectors.mT

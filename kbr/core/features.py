@@ -1,0 +1,187 @@
+"""Finite feature maps: every kernel, random feature or learned feature becomes a matrix Psi [n p].
+
+Math: k(a, b) ~ psi(a)' psi(b). A map is a recipe; `fit` on training points gives `Features`, which
+hold the features of the training points and compute those of new ones. A kernel passed where a
+map is expected is factorised by pivoted Cholesky, exact to its tolerance.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.kernels import Gaussian, Kernel, Linear
+from kbr.core.linalg import pivoted_cholesky
+
+GRAM_POINTS = 4096  # up to here the Gram matrix is formed once; above, its columns one at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features of the training points, and the function that gives those of other points."""
+
+    train: Float[Tensor, "*b n p"]
+    function: Callable[[Float[Tensor, "*b q d"]], Float[Tensor, "*b q p"]] = field(repr=False)
+    kernel: Kernel | None = None
+
+    def __call__(self, points: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q p"]:
+        return self.function(points)
+
+
+@runtime_checkable
+class FeatureMap(Protocol):
+    """Anything with `fit(points) -> Features`."""
+
+    def fit(self, points: Float[Tensor, "*b n d"]) -> Features: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PivotedCholesky:
+    """Features from a partial Cholesky factor of the Gram matrix, greedy in the largest residual.
+
+    Math: G ~ L L', psi(x) = L_P^-1 k(P, x) with P the pivots; the residual of every training point
+          is at most `tolerance`. With tolerance 0 and all n pivots this is the Gram form itself.
+    """
+
+    kernel: Kernel = field(default_factory=Gaussian)
+    tolerance: float = 1e-13
+    max_rank: int | None = None
+
+    def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
+        points = points.to(torch.float64)
+        kernel = self.kernel.fit(points)
+        if points.shape[-2] <= GRAM_POINTS:
+            gram = kernel(points, points)
+
+            def column(index: Tensor) -> Tensor:
+                wide = index[..., None, None].expand(*gram.shape[:-1], 1)
+                return gram.gather(-1, wide).squeeze(-1)
+        else:
+
+            def column(index: Tensor) -> Tensor:
+                return kernel(points, _rows(points, index.unsqueeze(-1))).squeeze(-1)
+
+        factor, pivots = pivoted_cholesky(
+            kernel.diagonal(points), column, tolerance=self.tolerance, max_rank=self.max_rank
+        )
+        landmarks = _rows(points, pivots)
+        # Members of the batch that finished early have zero columns: solve with ones there.
+        triangle = _rows(factor, pivots).tril()
+        used = triangle.diagonal(dim1=-2, dim2=-1) > 0
+        triangle = triangle * used.unsqueeze(-1) + torch.diag_embed((~used).to(triangle.dtype))
+
+        def features(query: Tensor) -> Tensor:
+            cross = kernel(landmarks, query.to(torch.float64)) * used.unsqueeze(-1)
+            return torch.linalg.solve_triangular(triangle, cross, upper=False).mT
+
+        return Features(factor, features, kernel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nystroem:
+    """Features spanned by a random subset of training points.
+
+    Math: psi(x) = K_PP^-1/2 k(P, x), eigenvalues below `tolerance` of the largest dropped.
+    Ref:  Williams and Seeger 2001.
+    """
+
+    kernel: Kernel = field(default_factory=Gaussian)
+    n_landmarks: int = 200
+    seed: int = 0
+    tolerance: float = 1e-12
+
+    def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
+        points = points.to(torch.float64)
+        kernel = self.kernel.fit(points)
+        if self.n_landmarks < 1:
+            raise KbrError(f"n_landmarks must be at least 1; got {self.n_landmarks}.")
+        generator = torch.Generator().manual_seed(self.seed)
+        keep = torch.randperm(points.shape[-2], generator=generator)[: self.n_landmarks]
+        landmarks = points.index_select(-2, keep.to(points.device))
+        values, vectors = torch.linalg.eigh(kernel(landmarks, landmarks))
+        floor = self.tolerance * values.amax(-1, keepdim=True)
+        scale = torch.where(values > floor, values.clamp_min(floor).rsqrt(), 0.0)
+        whiten = vectors * scale.unsqueeze(-2)
+
+        def features(query: Tensor) -> Tensor:
+            return kernel(query.to(torch.float64), landmarks) @ whiten
+
+        return Features(features(points), features, kernel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomFourier:
+    """Random Fourier features of a stationary kernel, orthogonal by default.
+
+    Math: psi(x) = sqrt(2/p) [cos(W'x / bandwidth), sin(W'x / bandwidth)], rows of W from the spectral
+          density; orthogonal: directions from random rotations, lengths from the chi law.
+    Ref:  Rahimi and Recht 2007; Yu et al. 2016.
+    """
+
+    kernel: Kernel = field(default_factory=Gaussian)
+    n_features: int = 512
+    orthogonal: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n_features < 2 or self.n_features % 2:
+            raise KbrError(f"n_features must be an even number >= 2; got {self.n_features}.")
+        if isinstance(self.kernel, Linear):
+            raise KbrError("RandomFourier needs a stationary kernel; got Linear. Use Identity().")
+
+    def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
+        kernel = self.kernel.fit(points)
+        width = torch.as_tensor(kernel.bandwidth, dtype=points.dtype, device=points.device)
+        frequencies = self.frequencies(points.shape[-1]).to(points)
+
+        def features(query: Tensor) -> Tensor:
+            return fourier_features(query, frequencies / width[..., None, None])
+
+        return Features(features(points), features, kernel)
+
+    def frequencies(self, dim: int) -> Float[Tensor, "d m"]:
+        """Frequencies at bandwidth 1, drawn from this map's own seeded generator."""
+        generator = torch.Generator().manual_seed(self.seed)
+        m = self.n_features // 2
+        if not self.orthogonal:
+            normal = torch.randn(dim, m, dtype=torch.float64, generator=generator)
+        else:
+            blocks = -(-m // dim)
+            square = torch.randn(blocks, dim, dim, dtype=torch.float64, generator=generator)
+            rotation = torch.linalg.qr(square).Q
+            lengths = torch.randn(blocks, dim, dim, dtype=torch.float64, generator=generator)
+            scaled = rotation * lengths.square().sum(-2, keepdim=True).sqrt()
+            normal = scaled.permute(1, 0, 2).reshape(dim, -1)[:, :m]
+        return normal * self.kernel.spectral_radius((m,), generator)
+
+
+def fourier_features(
+    points: Float[Tensor, "*b n d"], frequencies: Float[Tensor, "*b d m"]
+) -> Float[Tensor, "*b n p"]:
+    """Math: sqrt(1/m) [cos(x'W), sin(x'W)]; inner products average cos(W'(a - b))."""
+    angle = points @ frequencies
+    return torch.cat([angle.cos(), angle.sin()], -1) / frequencies.shape[-1] ** 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """The points are the features: learned features, or the linear kernel."""
+
+    def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
+        return Features(points, lambda query: query, Linear())
+
+
+def as_feature_map(kernel: Kernel | FeatureMap) -> FeatureMap:
+    """A kernel becomes its pivoted-Cholesky features; the linear kernel is its own feature map."""
+    if isinstance(kernel, Linear):
+        return Identity()
+    return PivotedCholesky(kernel=kernel) if isinstance(kernel, Kernel) else kernel
+
+
+def _rows(points: Float[Tensor, "*b n d"], index: Tensor) -> Tensor:
+    """points[index] along the rows, for an index [*b r]."""
+    return points.gather(-2, index.unsqueeze(-1).expand(*index.shape, points.shape[-1]))

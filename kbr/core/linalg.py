@@ -1,0 +1,99 @@
+"""The one place where linear systems are solved: symmetric, ridged, in float64.
+
+A ridge may be a number or a tensor over the leading batch dimensions, so that a whole grid of
+ridges, or one ridge per trial, is a single batched factorisation.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.inputs import check_positive
+
+
+def add_ridge(a: Float[Tensor, "*b p p"], ridge: float | Tensor) -> Tensor:
+    """a + ridge I in float64; the ridge broadcasts over the batch dimensions."""
+    ridge_ = torch.as_tensor(ridge, dtype=torch.float64, device=a.device)
+    batch = torch.broadcast_shapes(a.shape[:-2], ridge_.shape)
+    out = a.to(torch.float64).expand(*batch, *a.shape[-2:]).clone()
+    out.diagonal(dim1=-2, dim2=-1).add_(ridge_.unsqueeze(-1))
+    return out
+
+
+def ridge_cholesky(
+    a: Float[Tensor, "*b p p"], *, ridge: float | Tensor, name: str = "ridge"
+) -> Tensor:
+    """Lower Cholesky factor of a + ridge I; a failure names the ridge and the size."""
+    check_positive(ridge, name=name)
+    factor, info = torch.linalg.cholesky_ex(add_ridge(a, ridge))
+    if info.device.type != "meta" and bool(info.any()):
+        smallest = float(torch.as_tensor(ridge).min())
+        raise KbrError(
+            f"the {a.shape[-1]} x {a.shape[-1]} system is not positive definite in float64 with "
+            f"{name} = {smallest:.3g}; raise {name} (ten times larger is a good next try)."
+        )
+    return factor
+
+
+def ridge_solve(
+    a: Float[Tensor, "*b p p"],
+    b: Float[Tensor, "*b p q"],
+    *,
+    ridge: float | Tensor,
+    name: str = "ridge",
+) -> Tensor:
+    """(a + ridge I)^-1 b for symmetric positive semi-definite a, in float64."""
+    return torch.cholesky_solve(b.to(torch.float64), ridge_cholesky(a, ridge=ridge, name=name))
+
+
+def squared_ridge_solve(
+    c: Float[Tensor, "*b p p"], b: Float[Tensor, "*b p q"], *, ridge: float | Tensor
+) -> Tensor:
+    """(c^2 + ridge I)^-1 c b for symmetric, possibly indefinite c, in float64."""
+    c = c.to(torch.float64)
+    return ridge_solve(c @ c, c @ b.to(torch.float64), ridge=ridge, name="lam")
+
+
+def pivoted_cholesky(
+    diagonal: Float[Tensor, "*b n"],
+    column: Callable[[Int[Tensor, "*b"]], Float[Tensor, "*b n"]],
+    *,
+    tolerance: float,
+    max_rank: int | None = None,
+) -> tuple[Float[Tensor, "*b n r"], Int[Tensor, "*b r"]]:
+    """Greedy low-rank factor of a positive semi-definite matrix from its diagonal and columns.
+
+    Math: G ~ L L', the largest remaining diagonal entry is at most tolerance * max diag(G).
+    Ref:  Fine and Scheinberg 2001; Harbrecht, Peters and Schneider 2012.
+    The rank is that of the batch's hardest member; finished members get zero columns.
+    """
+    n = diagonal.shape[-1]
+    limit = n if max_rank is None else min(max_rank, n)
+    residual = diagonal.to(torch.float64).clone()
+    stop = tolerance * residual.amax(-1).clamp_min(torch.finfo(torch.float64).tiny)
+    factor = residual.new_zeros(*residual.shape, min(limit, 64))
+    pivots: list[Tensor] = []
+    for rank in range(limit):
+        height, pivot = residual.max(-1)
+        active = height > stop
+        if not bool(active.any()):
+            break
+        if rank == factor.shape[-1]:
+            wider = residual.new_zeros(*residual.shape, min(limit, 2 * rank))
+            wider[..., :rank] = factor
+            factor = wider
+        done = factor[..., :rank]
+        row = done.gather(-2, pivot[..., None, None].expand(*pivot.shape, 1, rank))
+        fresh = column(pivot).to(torch.float64) - (done @ row.mT).squeeze(-1)
+        fresh = torch.where(residual > 0, fresh, torch.zeros_like(fresh))
+        fresh = fresh * (active / height.clamp_min(stop).sqrt()).unsqueeze(-1)
+        factor[..., rank] = fresh
+        residual = (residual - fresh.square()).clamp_min(0)
+        residual.scatter_(-1, pivot.unsqueeze(-1), 0.0)
+        pivots.append(pivot)
+    rank = len(pivots)
+    chosen = torch.stack(pivots, -1) if pivots else diagonal.new_zeros(0).long()
+    return factor[..., :rank].contiguous(), chosen.reshape(*diagonal.shape[:-1], rank)

@@ -1,0 +1,203 @@
+"""Kernel Bayes' rules: from training pairs, a prior embedding and an observation to the posterior.
+
+Both rules exist as pure functions of finite features (the n x n Gram form is used where there are
+more features than points; the two are equal), and as objects that fit kernels and ratios.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.embedding import Embedding
+from kbr.core.errors import KbrError
+from kbr.core.features import FeatureMap, Features, as_feature_map
+from kbr.core.inputs import ArrayLike, as_pairs, as_tensor, check_finite, check_positive
+from kbr.core.kernels import Gaussian, Kernel
+from kbr.core.linalg import add_ridge, ridge_solve, squared_ridge_solve
+from kbr.core.ratios import KuLSIF, Ratio
+
+Form = Literal["auto", "gram", "feature"]
+NEGLIGIBLE = 0.1  # weights with sum w <= NEGLIGIBLE * sum |w| carry no usable evidence
+
+
+def importance_weighted(
+    psi: Float[Tensor, "*b n d"],
+    query: Float[Tensor, "*b q d"],
+    ratio: Float[Tensor, "*b n"],
+    *,
+    lam: float | Tensor,
+    form: Form = "auto",
+) -> Float[Tensor, "*b n q"]:
+    """Weights of the importance-weighted posterior at q observations.
+
+    Math: w = D Psi (Psi' D Psi + n lam I)^-1 psi(x),  D = diag(max(r, 0)); Gram form:
+          w = D^.5 (D^.5 G_X D^.5 + n lam I)^-1 D^.5 g_x.
+    Ref:  Xu et al. 2022, Algorithm 1, step 3, and section 3.3.
+    """
+    psi, query = psi.to(torch.float64), query.to(torch.float64)
+    n, d = psi.shape[-2:]
+    r = ratio.to(torch.float64).clamp_min(0).unsqueeze(-1)
+    ridge = n * torch.as_tensor(lam, dtype=torch.float64, device=psi.device)
+    if form == "gram" or (form == "auto" and d > n):
+        root = r.sqrt()
+        rows = root * psi
+        return root * ridge_solve(rows @ rows.mT, rows @ query.mT, ridge=ridge, name="n lam")
+    return r * (psi @ ridge_solve(psi.mT @ (r * psi), query.mT, ridge=ridge, name="n lam"))
+
+
+def original(
+    psi: Float[Tensor, "*b n d"],
+    query: Float[Tensor, "*b q d"],
+    ratio: Float[Tensor, "*b n"],
+    *,
+    lam: float | Tensor,
+    form: Form = "auto",
+) -> Float[Tensor, "*b n q"]:
+    """Weights of the original kernel Bayes' rule at q observations; the ratio keeps its sign.
+
+    Math: w = L Psi (C^2 + lam I)^-1 C psi(x),  L = diag(r)/n, C = Psi' L Psi; Gram form:
+          w = L G_X ((L G_X)^2 + lam I)^-1 L g_x.
+    Ref:  Fukumizu, Song and Gretton 2013; Xu et al. 2022, equation for the original estimator.
+    """
+    psi, query = psi.to(torch.float64), query.to(torch.float64)
+    n, d = psi.shape[-2:]
+    weight = ratio.to(torch.float64).unsqueeze(-1) / n
+    if form == "gram" or (form == "auto" and d > n):
+        check_positive(lam, name="lam")
+        product = weight * (psi @ psi.mT)  # L G_X: not symmetric, so a general solve
+        solved = torch.linalg.solve(
+            add_ridge(product @ product, lam), weight * (psi @ query.mT)
+        )
+        return product @ solved
+    return weight * (psi @ squared_ridge_solve(psi.mT @ (weight * psi), query.mT, ridge=lam))
+
+
+def normalize_ratio(ratio: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+    """max(r, 0) scaled to average one; uniform where no entry is positive."""
+    positive = ratio.clamp_min(0)
+    mean = positive.mean(-1, keepdim=True)
+    return torch.where(mean > 0, positive / mean, torch.ones_like(positive))
+
+
+def has_evidence(weights: Float[Tensor, "*b n"]) -> Tensor:
+    """Whether the total weight is more than rounding and cancellation."""
+    return weights.sum(-1) > NEGLIGIBLE * weights.abs().sum(-1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FittedRule:
+    """A rule with its training pairs: posteriors for any observation and any prior."""
+
+    rule: "Rule"
+    x: Features
+    z: Features
+    points: Float[Tensor, "*b n dz"]
+    shape: tuple[int, ...]  # of one observation
+
+    def posterior(self, x: ArrayLike, prior: Embedding) -> Embedding:
+        """The posterior at observations x [*b q ...], or at a single one [*b ...].
+
+        The result's weights on the training latents are [*b q n], or [*b n].
+        """
+        batch = self.points.shape[:-2]
+        query = as_tensor(x, name="the observation x").to(torch.float64)
+        lead = query.shape[: query.ndim - len(self.shape)]
+        if query.shape[len(lead) :] != self.shape or lead[: len(batch)] != batch:
+            raise KbrError(
+                f"observations x must have shape {[*batch, 'q', *self.shape]} (q of them) or "
+                f"{[*batch, *self.shape]} (one), as in training; got {list(query.shape)}."
+            )
+        check_finite(query, name="the observation x")
+        query = query.reshape(*batch, -1, self.x_dim)
+        ratio = self.rule.ratio(self.z, self.points, prior)
+        weights = self.rule.weights(self.x.train, self.x(query), ratio).mT
+        if len(lead) == len(batch):
+            return Embedding(self.points, weights.squeeze(-2))
+        return Embedding(self.points.unsqueeze(-3), weights)
+
+    @property
+    def x_dim(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rule:
+    """What the rules share: kernels or feature maps for x and z, a ratio and a ridge."""
+
+    kernel_x: Kernel | FeatureMap = field(default_factory=Gaussian)
+    kernel_z: Kernel | FeatureMap = field(default_factory=Gaussian)
+    ratio: Ratio = field(default_factory=KuLSIF)
+    lam: float | Tensor | None = None
+    form: Form = "auto"
+
+    def __post_init__(self) -> None:
+        if self.lam is not None:
+            check_positive(self.lam, name="lam")
+
+    def fit(self, x: ArrayLike, z: ArrayLike) -> FittedRule:
+        """Features of the training pairs x [*b n ...], z [*b n dz]."""
+        if self.lam is None:
+            raise KbrError("lam is not set: pass lam=..., or let tune_rule choose it.")
+        x_, z_, shape = as_pairs(x, z)
+        x_, z_ = x_.to(torch.float64), z_.to(torch.float64)
+        return FittedRule(
+            rule=self,
+            x=as_feature_map(self.kernel_x).fit(x_),
+            z=as_feature_map(self.kernel_z).fit(z_),
+            points=z_,
+            shape=shape,
+        )
+
+    def weights(
+        self,
+        psi: Float[Tensor, "*b n d"],
+        query: Float[Tensor, "*b q d"],
+        ratio: Float[Tensor, "*b n"],
+    ) -> Float[Tensor, "*b n q"]:
+        """Posterior weights from features of the training points and of the observations."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImportanceWeightedRule(Rule):
+    """Importance-weighted kernel Bayes' rule (IW-KBR).
+
+    `normalize=True` scales the ratio to average one and the weights to sum to one, and answers with
+    the prior where the observation carries no usable evidence; `normalize=False` is Algorithm 1 of
+    Xu et al. 2022 to the letter.
+    """
+
+    normalize: bool = True
+
+    def weights(
+        self,
+        psi: Float[Tensor, "*b n d"],
+        query: Float[Tensor, "*b q d"],
+        ratio: Float[Tensor, "*b n"],
+    ) -> Float[Tensor, "*b n q"]:
+        assert self.lam is not None
+        if not self.normalize:
+            return importance_weighted(psi, query, ratio, lam=self.lam, form=self.form)
+        r = normalize_ratio(ratio.to(torch.float64))
+        w = importance_weighted(psi, query, r, lam=self.lam, form=self.form)
+        usable = has_evidence(w.mT).unsqueeze(-2)
+        total = torch.where(usable, w.sum(-2, keepdim=True), torch.ones_like(w[..., :1, :]))
+        return torch.where(usable, w / total, r.unsqueeze(-1) / r.shape[-1])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OriginalRule(Rule):
+    """The original kernel Bayes' rule of Fukumizu, Song and Gretton 2013."""
+
+    def weights(
+        self,
+        psi: Float[Tensor, "*b n d"],
+        query: Float[Tensor, "*b q d"],
+        ratio: Float[Tensor, "*b n"],
+    ) -> Float[Tensor, "*b n q"]:
+        assert self.lam is not None
+        return original(psi, query, ratio, lam=self.lam, form=self.form)
