@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kbr.core.errors import KbrError
@@ -63,16 +63,13 @@ class PivotedCholesky:
         else:
 
             def column(index: Tensor) -> Tensor:
-                return kernel(points, _rows(points, index.unsqueeze(-1))).squeeze(-1)
+                return kernel(points, take_rows(points, index.unsqueeze(-1))).squeeze(-1)
 
         factor, pivots = pivoted_cholesky(
             kernel.diagonal(points), column, tolerance=self.tolerance, max_rank=self.max_rank
         )
-        landmarks = _rows(points, pivots)
-        # Members of the batch that finished early have zero columns: solve with ones there.
-        triangle = _rows(factor, pivots).tril()
-        used = triangle.diagonal(dim1=-2, dim2=-1) > 0
-        triangle = triangle * used.unsqueeze(-1) + torch.diag_embed((~used).to(triangle.dtype))
+        landmarks = take_rows(points, pivots)
+        triangle, used = pivot_triangle(factor, pivots)
 
         def features(query: Tensor) -> Tensor:
             cross = kernel(landmarks, query.to(torch.float64)) * used.unsqueeze(-1)
@@ -182,6 +179,19 @@ def as_feature_map(kernel: Kernel | FeatureMap) -> FeatureMap:
     return PivotedCholesky(kernel=kernel) if isinstance(kernel, Kernel) else kernel
 
 
-def _rows(points: Float[Tensor, "*b n d"], index: Tensor) -> Tensor:
+def take_rows(points: Float[Tensor, "*b n d"], index: Tensor) -> Tensor:
     """points[index] along the rows, for an index [*b r]."""
     return points.gather(-2, index.unsqueeze(-1).expand(*index.shape, points.shape[-1]))
+
+
+def pivot_triangle(
+    factor: Float[Tensor, "*b n r"], pivots: Int[Tensor, "*b r"]
+) -> tuple[Float[Tensor, "*b r r"], Bool[Tensor, "*b r"]]:
+    """The pivots' rows of a pivoted Cholesky factor, and which columns are in use.
+
+    Batch members that finished early have zero columns: the triangle has ones on its diagonal there.
+    """
+    triangle = take_rows(factor, pivots).tril()
+    used = triangle.diagonal(dim1=-2, dim2=-1) > 0
+    filler = torch.diag_embed((~used).to(triangle.dtype))
+    return triangle * used.unsqueeze(-1) + filler, used

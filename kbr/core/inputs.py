@@ -16,7 +16,9 @@ def as_tensor(value: ArrayLike, *, name: str) -> Tensor:
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError) as error:
-        raise KbrError(f"{name} must be a numeric array or tensor; got {type(value).__name__}: {error}") from error
+        raise KbrError(
+            f"{name} must be a numeric array or tensor; got {type(value).__name__}: {error}"
+        ) from error
     if tensor.is_complex():
         raise KbrError(f"{name} must be real numbers; got {tensor.dtype}.")
     return tensor if tensor.is_floating_point() else tensor.to(torch.float32)
@@ -38,7 +40,9 @@ def check_positive(value: float | Tensor, *, name: str) -> None:
     tensor = torch.as_tensor(value)
     if tensor.device.type != "meta" and not bool(((tensor > 0) & torch.isfinite(tensor)).all()):
         shown = value if isinstance(value, int | float) else tensor.flatten()[:3].tolist()
-        raise KbrError(f"{name} must be a finite number greater than zero; got {shown}. Set {name} > 0.")
+        raise KbrError(
+            f"{name} must be a finite number greater than zero; got {shown}. Set {name} > 0."
+        )
 
 
 def as_pairs(x: ArrayLike, z: ArrayLike) -> tuple[Tensor, Tensor, tuple[int, ...]]:
@@ -50,7 +54,9 @@ def as_pairs(x: ArrayLike, z: ArrayLike) -> tuple[Tensor, Tensor, tuple[int, ...
     if z_.ndim == 1:
         z_ = z_.unsqueeze(-1)
     if z_.ndim < 2:
-        raise KbrError(f"z must have shape [n, dz] (or [n]); got a single number of shape {tuple(z_.shape)}.")
+        raise KbrError(
+            f"z must have shape [n, dz] (or [n]); got a single number of shape {tuple(z_.shape)}."
+        )
     lead = z_.shape[:-1]
     if x_.ndim < len(lead) or x_.shape[: len(lead) - 1] != lead[:-1]:
         raise KbrError(

@@ -66,14 +66,18 @@ def kulsif_leave_one_out(
     phi, prior = phi @ vectors, prior @ vectors
     left, right, share = phi[..., :pairs, :], prior[..., :pairs, :], weights[..., :pairs]
     total = weights.sum(-1, keepdim=True)
-    m = (weights.unsqueeze(-2) @ prior - share.unsqueeze(-1) * right) / (total - share).unsqueeze(-1)
+    m = (weights.unsqueeze(-2) @ prior - share.unsqueeze(-1) * right) / (total - share).unsqueeze(
+        -1
+    )
     scores = []
     for eta in etas:
         inverse = 1 / (values.clamp_min(0) + (n - 1) * eta).unsqueeze(-2)
         leverage = (left.square() * inverse).sum(-1)
         fit = (left * inverse * m).sum(-1) / (1 - leverage)
         at_train = (n - 1) * fit
-        at_prior = (n - 1) * ((right * inverse * m).sum(-1) + (right * inverse * left).sum(-1) * fit)
+        at_prior = (n - 1) * (
+            (right * inverse * m).sum(-1) + (right * inverse * left).sum(-1) * fit
+        )
         gain = (share * at_prior.clamp_min(0)).sum(-1) / share.sum(-1)
         scores.append(at_train.clamp_min(0).square().mean(-1) / 2 - gain)
     return torch.stack(scores)

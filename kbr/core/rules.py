@@ -6,7 +6,7 @@ more features than points; the two are equal), and as objects that fit kernels a
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -69,9 +69,7 @@ def original(
     if form == "gram" or (form == "auto" and d > n):
         check_positive(lam, name="lam")
         product = weight * (psi @ psi.mT)  # L G_X: not symmetric, so a general solve
-        solved = torch.linalg.solve(
-            add_ridge(product @ product, lam), weight * (psi @ query.mT)
-        )
+        solved = torch.linalg.solve(add_ridge(product @ product, lam), weight * (psi @ query.mT))
         return product @ solved
     return weight * (psi @ squared_ridge_solve(psi.mT @ (weight * psi), query.mT, ridge=lam))
 
@@ -133,6 +131,7 @@ class Rule:
     ratio: Ratio = field(default_factory=KuLSIF)
     lam: float | Tensor | None = None
     form: Form = "auto"
+    LAMS: ClassVar[tuple[float, ...]] = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
     def __post_init__(self) -> None:
         if self.lam is not None:
@@ -161,6 +160,27 @@ class Rule:
         """Posterior weights from features of the training points and of the observations."""
         raise NotImplementedError
 
+    def effective_ratio(self, ratio: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+        """The ratio as this rule uses it (positive part, scaled, ...)."""
+        raise NotImplementedError
+
+    def coefficients(
+        self, second: Float[Tensor, "*b d d"], query: Float[Tensor, "*b d"], n: int, lam: Tensor
+    ) -> Float[Tensor, "*b d"]:
+        """s in w_i = r_i psi_i's, given second = Psi' diag(r) Psi: one step of a filter."""
+        raise NotImplementedError
+
+    def gram_weights(
+        self,
+        gram: Float[Tensor, "*b n n"],
+        cross: Float[Tensor, "*b n"],
+        ratio: Float[Tensor, "*b n"],
+        n: int,
+        lam: Tensor,
+    ) -> Float[Tensor, "*b n"]:
+        """The weights from Gram matrices, for points chosen among n (those with a ratio)."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImportanceWeightedRule(Rule):
@@ -180,18 +200,43 @@ class ImportanceWeightedRule(Rule):
         ratio: Float[Tensor, "*b n"],
     ) -> Float[Tensor, "*b n q"]:
         assert self.lam is not None
-        if not self.normalize:
-            return importance_weighted(psi, query, ratio, lam=self.lam, form=self.form)
-        r = normalize_ratio(ratio.to(torch.float64))
+        r = self.effective_ratio(ratio.to(torch.float64))
         w = importance_weighted(psi, query, r, lam=self.lam, form=self.form)
+        if not self.normalize:
+            return w
         usable = has_evidence(w.mT).unsqueeze(-2)
         total = torch.where(usable, w.sum(-2, keepdim=True), torch.ones_like(w[..., :1, :]))
         return torch.where(usable, w / total, r.unsqueeze(-1) / r.shape[-1])
+
+    def effective_ratio(self, ratio: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+        return normalize_ratio(ratio) if self.normalize else ratio.clamp_min(0)
+
+    def coefficients(
+        self, second: Float[Tensor, "*b d d"], query: Float[Tensor, "*b d"], n: int, lam: Tensor
+    ) -> Float[Tensor, "*b d"]:
+        return ridge_solve(second, query.unsqueeze(-1), ridge=n * lam, name="n lam").squeeze(-1)
+
+    def gram_weights(
+        self,
+        gram: Float[Tensor, "*b n n"],
+        cross: Float[Tensor, "*b n"],
+        ratio: Float[Tensor, "*b n"],
+        n: int,
+        lam: Tensor,
+    ) -> Float[Tensor, "*b n"]:
+        root = ratio.sqrt().unsqueeze(-1)
+        right = root * cross.unsqueeze(-1)
+        return (
+            root * ridge_solve(root * gram * root.mT, right, ridge=n * lam, name="n lam")
+        ).squeeze(-1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OriginalRule(Rule):
     """The original kernel Bayes' rule of Fukumizu, Song and Gretton 2013."""
+
+    # lam here is added to a squared operator, so its useful range is the square of the other's.
+    LAMS: ClassVar[tuple[float, ...]] = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 
     def weights(
         self,
@@ -201,3 +246,24 @@ class OriginalRule(Rule):
     ) -> Float[Tensor, "*b n q"]:
         assert self.lam is not None
         return original(psi, query, ratio, lam=self.lam, form=self.form)
+
+    def effective_ratio(self, ratio: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+        return ratio
+
+    def coefficients(
+        self, second: Float[Tensor, "*b d d"], query: Float[Tensor, "*b d"], n: int, lam: Tensor
+    ) -> Float[Tensor, "*b d"]:
+        return squared_ridge_solve(second / n, query.unsqueeze(-1), ridge=lam).squeeze(-1) / n
+
+    def gram_weights(
+        self,
+        gram: Float[Tensor, "*b n n"],
+        cross: Float[Tensor, "*b n"],
+        ratio: Float[Tensor, "*b n"],
+        n: int,
+        lam: Tensor,
+    ) -> Float[Tensor, "*b n"]:
+        weight = ratio.unsqueeze(-1) / n
+        product = weight * gram
+        solved = torch.linalg.solve(add_ridge(product @ product, lam), weight * cross.unsqueeze(-1))
+        return (product @ solved).squeeze(-1)

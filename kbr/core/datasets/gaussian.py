@@ -82,5 +82,8 @@ class GaussianTask:
         """Independent data sets stacked along a leading dimension; seed k gives data set k always."""
         made = [self.generate(torch.Generator().manual_seed(seed)) for seed in seeds]
         return GaussianData(
-            *(torch.stack([getattr(m, name) for m in made]) for name in GaussianData.__annotations__)
+            *(
+                torch.stack([getattr(m, name) for m in made])
+                for name in GaussianData.__annotations__
+            )
         )

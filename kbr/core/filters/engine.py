@@ -1,0 +1,143 @@
+"""One update of the kernel Bayes filter in rank-sized operations, for many sequences at once.
+
+With finite features Phi of the latents and Psi of the observations, the ratio, the update and the
+embedding cost O(n rank) each. What remains is second = Psi' diag(r) Psi, which exists in three forms:
+
+    low_rank    the product itself, O(n d^2);
+    compressed  second is linear in r and lies in the span of psi_q psi_q' of q pivots (a pivoted
+                Cholesky factor of the elementwise square of the Gram matrix), O(n q + q d^2);
+    active_set  no features of x at all: the Gram matrix of the points with r_i > 0, for kernels of
+                full rank (images, tiny bandwidths).
+
+Shapes: *b data sets fitted together, s sequences (or ridges) filtered together in each.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.features import Features, pivot_triangle, take_rows
+from kbr.core.linalg import pivoted_cholesky
+from kbr.core.rules import Rule
+
+FULL_RANK = 0.45  # above this share of n, features of x cost more than the active set
+COMPRESSED_SHARE = 0.6  # compression pays when its pivots are fewer than this share of n
+COMPRESSED_LAM = 5e-4  # below this ridge compression loses digits that show
+
+
+class Update(Protocol):
+    """Weights of the posterior from the ratio and the observation's coordinates."""
+
+    name: str
+
+    def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
+        """Coordinates of observations, computed once for a whole sequence."""
+        ...
+
+    def weights(
+        self,
+        rule: Rule,
+        ratio: Float[Tensor, "*b s n"],
+        query: Float[Tensor, "*b s c"],
+        lam: Float[Tensor, "*b s"],
+    ) -> Float[Tensor, "*b s n"]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """second = Psi' diag(r) Psi by one product per sequence."""
+
+    features: Features
+    name: str = "low_rank"
+
+    def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
+        return self.features(x)
+
+    def weights(
+        self,
+        rule: Rule,
+        ratio: Float[Tensor, "*b s n"],
+        query: Float[Tensor, "*b s c"],
+        lam: Float[Tensor, "*b s"],
+    ) -> Float[Tensor, "*b s n"]:
+        psi = self.features.train
+        wide = psi.unsqueeze(-3)
+        second = (wide * ratio.unsqueeze(-1)).mT @ wide
+        s = rule.coefficients(second, query, psi.shape[-2], lam)
+        return ratio * (s @ psi.mT)
+
+
+@dataclass(frozen=True, eq=False)
+class Compressed:
+    """second = Psi_q' diag(T'r) Psi_q with few pivots q: exact on the span of the squared kernel."""
+
+    features: Features
+    mixing: Float[Tensor, "*b n q"]
+    pivots: Float[Tensor, "*b q d"]
+    name: str = "compressed"
+
+    def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
+        return self.features(x)
+
+    def weights(
+        self,
+        rule: Rule,
+        ratio: Float[Tensor, "*b s n"],
+        query: Float[Tensor, "*b s c"],
+        lam: Float[Tensor, "*b s"],
+    ) -> Float[Tensor, "*b s n"]:
+        psi = self.features.train
+        wide = self.pivots.unsqueeze(-3)
+        second = (wide * (ratio @ self.mixing).unsqueeze(-1)).mT @ wide
+        s = rule.coefficients(second, query, psi.shape[-2], lam)
+        return ratio * (s @ psi.mT)
+
+
+@dataclass(frozen=True, eq=False)
+class ActiveSet:
+    """Gram form on the points with a ratio: as many as the busiest sequence has."""
+
+    features: Features
+    points: Float[Tensor, "*b n dx"]
+    gram: Float[Tensor, "*b n n"]
+    name: str = "active_set"
+
+    def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
+        assert self.features.kernel is not None
+        return self.features.kernel(x, self.points)
+
+    def weights(
+        self,
+        rule: Rule,
+        ratio: Float[Tensor, "*b s n"],
+        query: Float[Tensor, "*b s c"],
+        lam: Float[Tensor, "*b s"],
+    ) -> Float[Tensor, "*b s n"]:
+        n = ratio.shape[-1]
+        size = max(int((ratio != 0).sum(-1).max()), 1)
+        index = ratio.abs().topk(size, -1).indices
+        wide = self.gram.unsqueeze(-3).expand(*index.shape[:-1], n, n)
+        rows = take_rows(wide, index)
+        gram = rows.gather(-1, index.unsqueeze(-2).expand(*index.shape[:-1], size, size))
+        part = rule.gram_weights(gram, query.gather(-1, index), ratio.gather(-1, index), n, lam)
+        return torch.zeros_like(ratio).scatter(-1, index, part)
+
+
+def compress(features: Features, *, tolerance: float) -> Compressed:
+    """Pivots and mixing of the squared Gram matrix.
+
+    Math: <psi_i psi_i', psi_j psi_j'> = k(x_i, x_j)^2, so k^2 ~ T k_q^2 gives psi_i psi_i' ~ sum_q T_iq psi_q psi_q'.
+    """
+    psi = features.train
+
+    def column(index: Tensor) -> Tensor:
+        return (psi @ take_rows(psi, index.unsqueeze(-1)).mT).squeeze(-1).square()
+
+    diagonal = psi.square().sum(-1).square()
+    factor, pivots = pivoted_cholesky(diagonal, column, tolerance=tolerance)
+    triangle, _ = pivot_triangle(factor, pivots)
+    mixing = torch.linalg.solve_triangular(triangle, factor, upper=False, left=False)
+    return Compressed(features, mixing.contiguous(), take_rows(psi, pivots).contiguous())

@@ -1,0 +1,145 @@
+"""Everything a kernel Bayes filter computes before it sees an observation, and one step with it.
+
+A `FilterOperators` is a pure function of training pairs and hyper-parameters. Shapes: *b data sets
+fitted together; s sequences filtered together in each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kbr.core.features import FeatureMap, Features
+from kbr.core.filters.belief import moments_table
+from kbr.core.filters.engine import Update
+from kbr.core.filters.transition import transition_operator, transition_pairs
+from kbr.core.linalg import ridge_solve
+from kbr.core.rules import Rule, has_evidence
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The outcome of one step for every sequence."""
+
+    weights: Float[Tensor, "*b s n"]
+    state: Float[Tensor, "*b s p"]
+    moments: Float[Tensor, "*b s c"]
+    evidence: Bool[Tensor, "*b s"]
+
+
+@dataclass(frozen=True, eq=False)
+class FilterOperators:
+    """Math, with m the prior's coordinates and u the posterior's:
+    r~ = Q m,               Q = Phi (C_ZZ + eta I)^-1;
+    w  = update(r~, x),     u = Phi' w;
+    m+ = E' u,              E = (C_prev,prev + lam' I)^-1 C_prev,post.
+    """
+
+    rule: Rule
+    update: Update
+    normalize: bool
+    points: Float[Tensor, "*b n dz"]
+    phi: Float[Tensor, "*b n p"]
+    ratio: Float[Tensor, "*b n p"]
+    transition: Float[Tensor, "*b p p"]
+    prediction: Float[Tensor, "*b p k"]
+    after: Int[Tensor, "k"]
+    readout: Float[Tensor, "*b n c"]
+
+    @property
+    def n(self) -> int:
+        return self.phi.shape[-2]
+
+    def start(self, sequences: int) -> Step:
+        """The belief before any observation: uniform weights on the training latents."""
+        batch = self.phi.shape[:-2]
+        weights = self.phi.new_full((*batch, sequences, self.n), 1 / self.n)
+        none = torch.zeros(*batch, sequences, dtype=torch.bool, device=self.phi.device)
+        return self._step(weights, none)
+
+    def predict(self, state: Float[Tensor, "*b s p"]) -> Step:
+        """The belief one step ahead, on the training latents that follow another one."""
+        partial = state @ self.prediction
+        weights = state.new_zeros(*state.shape[:-1], self.n).index_copy(-1, self.after, partial)
+        if self.normalize:
+            total = weights.sum(-1, keepdim=True)
+            weights = torch.where(total > 0, weights / total, 1 / self.n)
+        none = torch.zeros(state.shape[:-1], dtype=torch.bool, device=state.device)
+        return self._step(weights, none)
+
+    def step(
+        self,
+        prior: Step | None,
+        state: Float[Tensor, "*b s p"],
+        query: Float[Tensor, "*b s c"],
+        seen: Bool[Tensor, "*b s"],
+        lam: Float[Tensor, "*b s"],
+    ) -> Step:
+        """Predict from `state` (or take `prior`, before the first step), then update where seen."""
+        m = prior.state if prior is not None else state @ self.transition
+        r = self.rule.effective_ratio(m @ self.ratio.mT)
+        weights = self.update.weights(self.rule, r, query, lam)
+        usable = has_evidence(weights) & seen
+        # To the letter of the paper, weights stand as they are; only a missing x is a prediction.
+        keep = usable if self.normalize else seen
+        if self.normalize:
+            total = weights.sum(-1, keepdim=True)
+            weights = weights / torch.where(usable.unsqueeze(-1), total, torch.ones_like(total))
+        made = self._step(weights, usable)
+        if bool(keep.all()):
+            return made
+        fallback = prior if prior is not None else self.predict(state)
+        choose = keep.unsqueeze(-1)
+        return Step(
+            torch.where(choose, made.weights, fallback.weights),
+            torch.where(choose, made.state, fallback.state),
+            torch.where(choose, made.moments, fallback.moments),
+            usable,
+        )
+
+    def _step(self, weights: Tensor, evidence: Tensor) -> Step:
+        return Step(weights, weights @ self.phi, weights @ self.readout, evidence)
+
+
+def ratio_operator(phi: Float[Tensor, "*b n p"], *, eta: float | Tensor) -> Float[Tensor, "*b n p"]:
+    """Math: Q = Phi (Phi'Phi/n + eta I)^-1."""
+    return ridge_solve(phi.mT @ phi / phi.shape[-2], phi.mT, ridge=eta, name="eta").mT.contiguous()
+
+
+def build_operators(
+    rule: Rule,
+    update: Update,
+    latents: Features,
+    z: Float[Tensor, "*b n dz"],
+    lengths: Sequence[int],
+    *,
+    eta: float | Tensor,
+    lam_transition: float | Tensor,
+    normalize: bool,
+) -> FilterOperators:
+    """All operators of a filter, for training sequences of the given lengths laid end to end."""
+    phi = latents.train
+    before, after = (index.to(phi.device) for index in transition_pairs(lengths))
+    early, late = phi.index_select(-2, before), phi.index_select(-2, after)
+    k = before.numel()
+    second = early.mT @ early / k
+    return FilterOperators(
+        rule=rule,
+        update=update,
+        normalize=normalize,
+        points=z,
+        phi=phi,
+        ratio=ratio_operator(phi, eta=eta),
+        transition=transition_operator(early, late, lam=lam_transition),
+        prediction=ridge_solve(second, early.mT / k, ridge=lam_transition, name="lam_transition"),
+        after=after,
+        readout=moments_table(z),
+    )
+
+
+def fit_map(kernel: FeatureMap, points: Float[Tensor, "*b n d"]) -> Features:
+    """Features in float64, contiguous for the many products to come."""
+    made = kernel.fit(points)
+    return Features(made.train.to(torch.float64).contiguous(), made.function, made.kernel)

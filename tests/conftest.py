@@ -1,0 +1,28 @@
+"""Shapes in signatures are checked while the tests run; threads are fixed before torch starts."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # spinning threads on a shared machine cost minutes
+
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+install_import_hook("kbr.core", "beartype.beartype")
+
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of real frames, or a skip that says how to provide it."""
+    folder = os.environ.get("KBR_TEST_DATA")
+    if not folder:
+        pytest.skip("set KBR_TEST_DATA to the folder with the real frames to run this test")
+    return Path(folder)
