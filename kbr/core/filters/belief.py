@@ -14,8 +14,8 @@ from kbr.core.filters.result import FilterResult
 class Belief:
     """Belief after an observation (or before any): weights on the training latents.
 
-    `state` are the embedding's coordinates in the latent features; the next prediction needs nothing
-    else. `evidence` is False where the belief is a prediction. `steps` counts the observations.
+    `state` are the embedding's coordinates in the latent features: all the next prediction needs.
+    `evidence` is False where the belief is a prediction. `steps` counts the observations.
     """
 
     points: Float[Tensor, "*b n dz"]
@@ -68,7 +68,7 @@ def result_from_moments(
     mass = moments[..., :1]
     mass = torch.where(mass > 0, mass, torch.ones_like(mass))
     mean = moments[..., 1 : 1 + dz]
-    second = moments[..., 1 + dz :].unflatten(-1, (dz, dz)) / mass.unsqueeze(-1)
+    second = moments[..., 1 + dz :].reshape(*mean.shape, dz) / mass.unsqueeze(-1)
     centre = mean / mass
     cov = positive_part(second - centre.unsqueeze(-1) * centre.unsqueeze(-2))
     return KernelFilterResult(mean, cov, evidence, sizes, states)

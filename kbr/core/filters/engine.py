@@ -1,7 +1,7 @@
 """One update of the kernel Bayes filter in rank-sized operations, for many sequences at once.
 
 With finite features Phi of the latents and Psi of the observations, the ratio, the update and the
-embedding cost O(n rank) each. What remains is second = Psi' diag(r) Psi, which exists in three forms:
+embedding cost O(n rank) each. What remains is second = Psi' diag(r) Psi, in three forms:
 
     low_rank    the product itself, O(n d^2);
     compressed  second is linear in r and lies in the span of psi_q psi_q' of q pivots (a pivoted
@@ -20,18 +20,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.features import Features, pivot_triangle, take_rows
+from kbr.core.kernels import Kernel
 from kbr.core.linalg import pivoted_cholesky
 from kbr.core.rules import Rule
-
-FULL_RANK = 0.45  # above this share of n, features of x cost more than the active set
-COMPRESSED_SHARE = 0.6  # compression pays when its pivots are fewer than this share of n
-COMPRESSED_LAM = 5e-4  # below this ridge compression loses digits that show
 
 
 class Update(Protocol):
     """Weights of the posterior from the ratio and the observation's coordinates."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
         """Coordinates of observations, computed once for a whole sequence."""
@@ -72,7 +70,7 @@ class LowRank:
 
 @dataclass(frozen=True, eq=False)
 class Compressed:
-    """second = Psi_q' diag(T'r) Psi_q with few pivots q: exact on the span of the squared kernel."""
+    """second = Psi_q' diag(T'r) Psi_q with few pivots q, exact on the squared kernel's span."""
 
     features: Features
     mixing: Float[Tensor, "*b n q"]
@@ -100,14 +98,13 @@ class Compressed:
 class ActiveSet:
     """Gram form on the points with a ratio: as many as the busiest sequence has."""
 
-    features: Features
+    kernel: Kernel
     points: Float[Tensor, "*b n dx"]
     gram: Float[Tensor, "*b n n"]
     name: str = "active_set"
 
     def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
-        assert self.features.kernel is not None
-        return self.features.kernel(x, self.points)
+        return self.kernel(x, self.points)
 
     def weights(
         self,
@@ -129,7 +126,8 @@ class ActiveSet:
 def compress(features: Features, *, tolerance: float) -> Compressed:
     """Pivots and mixing of the squared Gram matrix.
 
-    Math: <psi_i psi_i', psi_j psi_j'> = k(x_i, x_j)^2, so k^2 ~ T k_q^2 gives psi_i psi_i' ~ sum_q T_iq psi_q psi_q'.
+    Math: <psi_i psi_i', psi_j psi_j'> = k(x_i, x_j)^2, so k^2 ~ T k_q^2 gives
+          psi_i psi_i' ~ sum_q T_iq psi_q psi_q'.
     """
     psi = features.train
 

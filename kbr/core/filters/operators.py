@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kbr.core.features import FeatureMap, Features
+from kbr.core.features import Features
 from kbr.core.filters.belief import moments_table
 from kbr.core.filters.engine import Update
 from kbr.core.filters.transition import transition_operator, transition_pairs
@@ -137,9 +137,3 @@ def build_operators(
         after=after,
         readout=moments_table(z),
     )
-
-
-def fit_map(kernel: FeatureMap, points: Float[Tensor, "*b n d"]) -> Features:
-    """Features in float64, contiguous for the many products to come."""
-    made = kernel.fit(points)
-    return Features(made.train.to(torch.float64).contiguous(), made.function, made.kernel)

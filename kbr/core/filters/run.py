@@ -47,8 +47,8 @@ def smooth(
 ) -> KernelFilterResult:
     """Beliefs given the whole sequence, by a backward pass of the same rule.
 
-    Math: m_t|T = E_t' m_t+1|T, where E_t is the importance-weighted operator from phi(z_t+1) to phi(z_t)
-          with prior m_t|t: w = D Phi+ (Phi+' D Phi+ + k lam I)^-1 m_t+1|T on the rows z_1..k.
+    Math: m_t|T = E_t' m_t+1|T, E_t the importance-weighted operator from phi(z_t+1) to phi(z_t),
+          prior m_t|t: w = D Phi+ (Phi+' D Phi+ + k lam I)^-1 m_t+1|T on the rows z_1..k.
     Ref:  Nishiyama et al. 2016 (kernel Bayes smoother), with the importance-weighted rule.
     """
     assert filtered.states is not None

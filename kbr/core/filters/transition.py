@@ -1,4 +1,4 @@
-"""The learned dynamics: a conditional operator from phi(z_t) to phi(z_t+1), and the choice of its ridge.
+"""The learned dynamics: an operator from phi(z_t) to phi(z_t+1), and the choice of its ridge.
 
 Ref: Xu et al. 2022, section 4.
 """
@@ -22,8 +22,8 @@ def transition_pairs(lengths: Sequence[int]) -> tuple[Int[Tensor, "k"], Int[Tens
     previous = torch.cat(before)
     if previous.numel() == 0:
         raise KbrError(
-            "the filter learns the dynamics from consecutive steps, so a training sequence needs at "
-            f"least 2 of them; got sequences of lengths {list(lengths)}. Raise n_train."
+            "the filter learns the dynamics from consecutive steps, so a training sequence needs "
+            f"at least 2 of them; got sequences of lengths {list(lengths)}. Raise n_train."
         )
     return previous, previous + 1
 

@@ -1,0 +1,180 @@
+"""How a filter's parts are made from its hyper-parameters: features, ridges, engine, operators."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.features import FeatureMap, Features, PivotedCholesky, as_feature_map
+from kbr.core.filters.engine import ActiveSet, LowRank, Update, compress
+from kbr.core.filters.operators import FilterOperators, build_operators
+from kbr.core.filters.transition import conditional_leave_one_out, transition_pairs
+from kbr.core.inputs import check_positive
+from kbr.core.kernels import Kernel, Linear
+from kbr.core.ratios import KuLSIF
+from kbr.core.rules import Rule
+
+Engine = Literal["auto", "low_rank", "compressed", "active_set"]
+FULL_RANK = 0.45  # above this share of n, features of x cost more than the active set
+COMPRESSED_SHARE = 0.6  # compression pays when its pivots are fewer than this share of n
+COMPRESSED_LAM = 5e-4  # below this ridge compression loses digits that show
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recipe:
+    """The hyper-parameters of a kernel Bayes filter; None and grids are chosen from data."""
+
+    rule: Rule
+    eta: float | None
+    lam_transition: float | None
+    scales: Sequence[float]
+    widths: Sequence[float]
+    etas: Sequence[float]
+    lams: Sequence[float] | None
+    engine: Engine
+
+    def __post_init__(self) -> None:
+        for name in ("eta", "lam_transition"):
+            if getattr(self, name) is not None:
+                check_positive(getattr(self, name), name=name)
+        for name in ("scales", "widths", "etas", "lams"):
+            grid = getattr(self, name)
+            if grid is not None:
+                if len(grid) == 0:
+                    raise KbrError(f"{name} must hold at least one value; got none.")
+                check_positive(torch.as_tensor(tuple(grid), dtype=torch.float64), name=name)
+
+    @property
+    def normalize(self) -> bool:
+        return getattr(self.rule, "normalize", False)
+
+    def ridge_grid(self) -> tuple[float, ...]:
+        """Values of lam to try: the rule's own if it has one, else `lams`, else the rule's grid."""
+        if self.rule.lam is not None:
+            return (float(self.rule.lam),)
+        return tuple(self.lams) if self.lams is not None else self.rule.LAMS
+
+    def bandwidth_grid(self) -> list[tuple[float, float]]:
+        """Pairs (scale of z, width of x over z); kernels that have a bandwidth are left alone."""
+        x_free, z_free = _is_free(self.rule.kernel_x), _is_free(self.rule.kernel_z)
+        scales = tuple(self.scales) if x_free or z_free else (1.0,)
+        widths = tuple(self.widths) if x_free else (1.0,)
+        return [(scale, width) for scale in scales for width in widths]
+
+    def latents(
+        self, z: Float[Tensor, "*b n dz"], scale: float | Tensor, tolerance: float
+    ) -> Features:
+        """Features Phi of the training latents."""
+        return _fit(_scaled(self.rule.kernel_z, scale, tolerance), z)
+
+    def update(
+        self,
+        x: Float[Tensor, "*b n dx"],
+        scale: float | Tensor,
+        tolerance: float,
+        *,
+        lam: float,
+        rough: bool = False,
+    ) -> Update:
+        """The form of the update that suits these observations, or the one asked for.
+
+        `rough` serves tuning: compression may then lose digits that do not change a choice.
+        """
+        n = x.shape[-2]
+        limit = int(n * FULL_RANK)
+        chosen = _scaled(self.rule.kernel_x, scale, tolerance)
+        if isinstance(chosen, PivotedCholesky):
+            if self.engine == "active_set":
+                return _active_set(chosen.kernel, x)
+            if self.engine == "auto":
+                features = _fit(replace(chosen, max_rank=limit + 1), x)
+                if features.train.shape[-1] > limit:
+                    return _active_set(chosen.kernel, x)
+            else:
+                features = _fit(chosen, x)
+        elif self.engine == "active_set":
+            return _active_set(Linear(), chosen.fit(x).train)
+        else:
+            features = _fit(chosen, x)
+        exact = not rough and lam < COMPRESSED_LAM
+        if self.engine == "low_rank" or (self.engine == "auto" and exact):
+            return LowRank(features)
+        # psi_i psi_i' is off by the root of the tolerance, which must stay far below lam.
+        made = compress(features, tolerance=max(1e-14, 1e-3 * lam**2) if rough else 1e-14)
+        pays = made.pivots.shape[-2] < COMPRESSED_SHARE * n
+        return made if pays or self.engine == "compressed" else LowRank(features)
+
+    def ridges(
+        self, phi: Float[Tensor, "*b n p"], lengths: Sequence[int]
+    ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+        """eta (leave-one-out unless given) and the transition's ridge (eta unless given)."""
+        ones = phi.new_ones(phi.shape[:-2])
+        given = self.eta
+        if (
+            given is None
+            and isinstance(self.rule.ratio, KuLSIF)
+            and self.rule.ratio.eta is not None
+        ):
+            given = float(self.rule.ratio.eta)
+        if given is not None:
+            eta = given * ones
+        else:
+            before, after = (rows.to(phi.device) for rows in transition_pairs(lengths))
+            scores = conditional_leave_one_out(
+                phi, phi.index_select(-2, before), phi.index_select(-2, after), self.etas
+            )
+            eta = phi.new_tensor(tuple(self.etas))[scores.argmin(0)]
+        return eta, eta if self.lam_transition is None else self.lam_transition * ones
+
+    def operators(
+        self,
+        update: Update,
+        latents: Features,
+        z: Float[Tensor, "*b n dz"],
+        lengths: Sequence[int],
+        *,
+        eta: Tensor,
+        lam_transition: Tensor,
+    ) -> FilterOperators:
+        """Everything the filter needs before it sees an observation."""
+        return build_operators(
+            self.rule,
+            update,
+            latents,
+            z,
+            lengths,
+            eta=eta,
+            lam_transition=lam_transition,
+            normalize=self.normalize,
+        )
+
+
+def _is_free(kernel: Kernel | FeatureMap) -> bool:
+    return (
+        isinstance(kernel, Kernel) and kernel.bandwidth is None and not isinstance(kernel, Linear)
+    )
+
+
+def _scaled(kernel: Kernel | FeatureMap, scale: float | Tensor, tolerance: float) -> FeatureMap:
+    """The kernel's feature map at a bandwidth scale; finished maps and bandwidths stay."""
+    if not isinstance(kernel, Kernel):
+        return kernel
+    made = as_feature_map(
+        replace(kernel, scale=kernel.scale * scale) if _is_free(kernel) else kernel
+    )
+    return replace(made, tolerance=tolerance) if isinstance(made, PivotedCholesky) else made
+
+
+def _fit(chosen: FeatureMap, points: Tensor) -> Features:
+    """Features in float64, contiguous for the many products to come."""
+    made = chosen.fit(points)
+    return Features(made.train.to(torch.float64).contiguous(), made.function, made.kernel)
+
+
+def _active_set(kernel: Kernel, x: Tensor) -> ActiveSet:
+    fitted = kernel.fit(x)
+    return ActiveSet(fitted, x, fitted(x, x))
