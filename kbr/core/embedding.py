@@ -61,8 +61,9 @@ class Embedding:
         Math: sum_i w_i (z_i - mu)(z_i - mu)' / sum_i w_i,  mu = sum_i w_i z_i / sum_i w_i.
         """
         total = safe_total(self.weights)
-        mean = self.mean / total.unsqueeze(-1)
-        outer = self.points.unsqueeze(-1) * self.points.unsqueeze(-2)
+        centred = self.points - self.points.mean(-2, keepdim=True)  # offsets cost no digits
+        mean = self._average(centred) / total.unsqueeze(-1)
+        outer = centred.unsqueeze(-1) * centred.unsqueeze(-2)
         second = self._average(outer.flatten(-2)).unflatten(-1, outer.shape[-2:])
         raw = second / total[..., None, None] - mean.unsqueeze(-1) * mean.unsqueeze(-2)
         return positive_part(raw)
@@ -75,22 +76,32 @@ class Embedding:
         return torch.where(squares > 0, ratio, torch.zeros_like(ratio))
 
     def expect(self, function: Callable[[Points], Tensor]) -> Tensor:
-        """Math: E f(z) = sum_i w_i f(z_i), for f from [*b n d] to [*b n] or [*b n k]."""
-        values = function(self.points)
+        """Math: E f(z) = sum_i w_i f(z_i), for f from [*b n d] to [*b n] or [*b n k].
+
+        An f with values True and False gives a probability.
+        """
+        values = function(self.points).to(self.weights)
+        if values.shape[: self.points.ndim - 1] != self.points.shape[:-1]:
+            raise KbrError(
+                f"the function must give one value, or one row, for each of the points "
+                f"{tuple(self.points.shape)}; got shape {tuple(values.shape)}."
+            )
         if values.shape == self.points.shape[:-1]:
             return self._average(values.unsqueeze(-1)).squeeze(-1)
         return self._average(values)
 
     def inner(self, other: "Embedding", kernel: Kernel | None = None) -> Tensor:
         """Math: <m, m'> = sum_ij w_i w'_j k(z_i, z'_j)."""
-        gram = self._kernel(kernel)(self.points, other.points)
-        row = self.weights.unsqueeze(-2) @ gram @ other.weights.unsqueeze(-1)
-        return row[..., 0, 0]
+        dtype = torch.promote_types(self.points.dtype, other.points.dtype)
+        gram = self._kernel(kernel)(self.points.to(dtype), other.points.to(dtype))
+        left, right = self.weights.to(dtype), other.weights.to(dtype)
+        return (left.unsqueeze(-2) @ gram @ right.unsqueeze(-1))[..., 0, 0]
 
     def mmd(self, other: "Embedding", kernel: Kernel | None = None) -> Tensor:
-        """Maximum mean discrepancy |m - m'|.
+        """Maximum mean discrepancy; without a kernel, a Gaussian one fitted to this one's points.
 
-        Ref: Gretton et al. 2012.
+        Math: |m - m'| = (<m, m> + <m', m'> - 2 <m, m'>)^1/2.
+        Ref:  Gretton et al. 2012.
         """
         fitted = self._kernel(kernel)
         cross = self.inner(other, fitted)

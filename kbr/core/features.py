@@ -44,12 +44,19 @@ class PivotedCholesky:
     """Features from a partial Cholesky factor of the Gram matrix, greedy in the largest residual.
 
     Math: G ~ L L', psi(x) = L_P^-1 k(P, x) with P the pivots; the residual of every training point
-          is at most `tolerance`. With tolerance 0 and all n pivots this is the Gram form itself.
+          is at most `tolerance` max_i k(x_i, x_i). With all n pivots this is the Gram form itself.
+    Ref:  Fine and Scheinberg 2001.
     """
 
     kernel: Kernel = field(default_factory=Gaussian)
     tolerance: float = 1e-13
     max_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < 1:
+            raise KbrError(f"tolerance must lie in [0, 1); got {self.tolerance}. Set tolerance.")
+        if self.max_rank is not None and self.max_rank < 1:
+            raise KbrError(f"max_rank must be at least 1; got {self.max_rank}. Set max_rank.")
 
     def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
         points = points.to(torch.float64)
@@ -72,7 +79,7 @@ class PivotedCholesky:
         triangle, used = pivot_triangle(factor, pivots)
 
         def features(query: Tensor) -> Tensor:
-            cross = kernel(landmarks, query.to(torch.float64)) * used.unsqueeze(-1)
+            cross = kernel(landmarks, query.to(points)) * used.unsqueeze(-1)
             return torch.linalg.solve_triangular(triangle, cross, upper=False).mT
 
         return Features(factor, features, kernel)
@@ -91,11 +98,13 @@ class Nystroem:
     seed: int = 0
     tolerance: float = 1e-12
 
+    def __post_init__(self) -> None:
+        if self.n_landmarks < 1:
+            raise KbrError(f"n_landmarks must be at least 1; got {self.n_landmarks}.")
+
     def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
         points = points.to(torch.float64)
         kernel = self.kernel.fit(points)
-        if self.n_landmarks < 1:
-            raise KbrError(f"n_landmarks must be at least 1; got {self.n_landmarks}.")
         generator = torch.Generator().manual_seed(self.seed)
         keep = torch.randperm(points.shape[-2], generator=generator)[: self.n_landmarks]
         landmarks = points.index_select(-2, keep.to(points.device))
@@ -105,7 +114,7 @@ class Nystroem:
         whiten = vectors * scale.unsqueeze(-2)
 
         def features(query: Tensor) -> Tensor:
-            return kernel(query.to(torch.float64), landmarks) @ whiten
+            return kernel(query.to(points), landmarks) @ whiten
 
         return Features(features(points), features, kernel)
 
@@ -114,8 +123,8 @@ class Nystroem:
 class RandomFourier:
     """Random Fourier features of a stationary kernel, orthogonal by default.
 
-    Math: psi(x) = sqrt(2/p) [cos(W'x / bandwidth), sin(W'x / bandwidth)], rows of W from the spectral
-          density; orthogonal: directions from random rotations, lengths from the chi law.
+    Math: psi(x) = sqrt(2/p) [cos(W'x / bandwidth), sin(W'x / bandwidth)], columns of W from the
+          spectral density; orthogonal: directions from random rotations, lengths from the chi law.
     Ref:  Rahimi and Recht 2007; Yu et al. 2016.
     """
 
@@ -136,7 +145,7 @@ class RandomFourier:
         frequencies = self.frequencies(points.shape[-1]).to(points)
 
         def features(query: Tensor) -> Tensor:
-            return fourier_features(query, frequencies / width[..., None, None])
+            return fourier_features(query.to(points), frequencies / width[..., None, None])
 
         return Features(features(points), features, kernel)
 
@@ -169,7 +178,7 @@ class Identity:
     """The points are the features: learned features, or the linear kernel."""
 
     def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
-        return Features(points, lambda query: query, Linear())
+        return Features(points, lambda query: query.to(points), Linear())
 
 
 def as_feature_map(kernel: Kernel | FeatureMap) -> FeatureMap:

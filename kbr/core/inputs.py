@@ -14,7 +14,7 @@ ArrayLike = Tensor | np.ndarray | Sequence[float] | Sequence[Sequence[float]]
 def as_tensor(value: ArrayLike, *, name: str) -> Tensor:
     """A floating-point tensor; integers (uint8 images too) become float32, float16/32/64 stay."""
     try:
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        tensor = value if isinstance(value, Tensor) else _from_numpy(np.asarray(value))
     except (TypeError, ValueError) as error:
         raise KbrError(
             f"{name} must be a numeric array or tensor; got {type(value).__name__}: {error}"
@@ -22,6 +22,13 @@ def as_tensor(value: ArrayLike, *, name: str) -> Tensor:
     if tensor.is_complex():
         raise KbrError(f"{name} must be real numbers; got {tensor.dtype}.")
     return tensor if tensor.is_floating_point() else tensor.to(torch.float32)
+
+
+def _from_numpy(array: np.ndarray) -> Tensor:
+    """A tensor that shares memory where torch allows it: not for reversed or read-only arrays."""
+    if not array.flags.writeable or min(array.strides, default=0) < 0:
+        array = array.copy()
+    return torch.as_tensor(array)
 
 
 def check_finite(tensor: Tensor, *, name: str) -> None:

@@ -21,11 +21,17 @@ MEDIAN_POINTS = 2000  # above this, the median is taken over an evenly spaced su
 def squared_distances(
     a: Float[Tensor, "*b n d"], b: Float[Tensor, "*b m d"]
 ) -> Float[Tensor, "*b n m"]:
-    """|a_i - b_j|^2 by one matrix product, centred first so that offsets cost no digits."""
+    """|a_i - b_j|^2 by one matrix product, centred first so that offsets cost no digits.
+
+    What is left within rounding of zero is zero: equal points are at distance 0, also where a
+    kernel takes the square root (which would turn 1e-16 into 1e-8).
+    """
     centre = b.mean(-2, keepdim=True)
     a, b = a - centre, b - centre
     squares = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2)
-    return (squares - 2 * a @ b.mT).clamp_min(0)
+    rounding = 4 * math.sqrt(a.shape[-1]) * torch.finfo(squares.dtype).eps
+    distances = squares - 2 * a @ b.mT
+    return torch.where(distances > rounding * squares, distances, torch.zeros_like(distances))
 
 
 def median_distance(points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b"]:
@@ -42,13 +48,9 @@ def median_distance(points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b"]:
         return points.new_ones(points.shape[:-2])
     i, j = torch.triu_indices(n, n, offset=1, device=points.device)
     distances = squared_distances(points, points)[..., i, j].sqrt()
-    # Rounding leaves about 1e-8 of the points' size between equal points.
-    size = (points - points.mean(-2, keepdim=True)).abs().amax((-2, -1))
-    positive = distances > 1e-7 * size.unsqueeze(-1)
     median = distances.median(-1).values
-    mean = (distances * positive).sum(-1) / positive.sum(-1).clamp_min(1)
-    usable = median > 1e-7 * size
-    scale = torch.where(usable, median, mean)
+    mean = distances.sum(-1) / (distances > 0).sum(-1).clamp_min(1)
+    scale = torch.where(median > 0, median, mean)
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 

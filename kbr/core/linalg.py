@@ -89,7 +89,8 @@ def pivoted_cholesky(
         row = done.gather(-2, pivot[..., None, None].expand(*pivot.shape, 1, rank))
         fresh = column(pivot).to(torch.float64) - (done @ row.mT).squeeze(-1)
         fresh = torch.where(residual > 0, fresh, torch.zeros_like(fresh))
-        fresh = fresh * (active / height.clamp_min(stop).sqrt()).unsqueeze(-1)
+        scale = torch.where(active, height, torch.ones_like(height)).rsqrt() * active
+        fresh = fresh * scale.unsqueeze(-1)
         factor[..., rank] = fresh
         residual = (residual - fresh.square()).clamp_min(0)
         residual.scatter_(-1, pivot.unsqueeze(-1), 0.0)

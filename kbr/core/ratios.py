@@ -30,16 +30,15 @@ class Ratio(Protocol):
 
 def kulsif(
     phi: Float[Tensor, "*b n p"], m: Float[Tensor, "*b p"], *, eta: float | Tensor
-) -> Float[Tensor, "*b n"]:
-    """Kernel unconstrained least-squares importance fitting, in feature form.
+) -> Float[Tensor, "*b p"]:
+    """Kernel unconstrained least-squares importance fitting: beta of r~(z) = phi(z)' beta.
 
-    Math: r~ = Phi (Phi'Phi/n + eta I)^-1 m, which equals n (G_Z + n eta I)^-1 g_Pi.
+    Math: beta = (Phi'Phi/n + eta I)^-1 m; at the training points Phi beta = n (G_Z + n eta I)^-1 g_Pi.
     Ref:  Kanamori, Suzuki and Sugiyama 2012; Xu et al. 2022, Algorithm 1, step 2.
     """
     phi = phi.to(torch.float64)
     second = phi.mT @ phi / phi.shape[-2]
-    beta = ridge_solve(second, m.unsqueeze(-1), ridge=eta, name="eta")
-    return (phi @ beta).squeeze(-1)
+    return ridge_solve(second, m.unsqueeze(-1), ridge=eta, name="eta").squeeze(-1)
 
 
 def kulsif_leave_one_out(
@@ -66,9 +65,8 @@ def kulsif_leave_one_out(
     phi, prior = phi @ vectors, prior @ vectors
     left, right, share = phi[..., :pairs, :], prior[..., :pairs, :], weights[..., :pairs]
     total = weights.sum(-1, keepdim=True)
-    m = (weights.unsqueeze(-2) @ prior - share.unsqueeze(-1) * right) / (total - share).unsqueeze(
-        -1
-    )
+    rest = _or_one(total - share).unsqueeze(-1)
+    m = (weights.unsqueeze(-2) @ prior - share.unsqueeze(-1) * right) / rest
     scores = []
     for eta in etas:
         inverse = 1 / (values.clamp_min(0) + (n - 1) * eta).unsqueeze(-2)
@@ -78,9 +76,14 @@ def kulsif_leave_one_out(
         at_prior = (n - 1) * (
             (right * inverse * m).sum(-1) + (right * inverse * left).sum(-1) * fit
         )
-        gain = (share * at_prior.clamp_min(0)).sum(-1) / share.sum(-1)
+        gain = (share * at_prior.clamp_min(0)).sum(-1) / _or_one(share.sum(-1))
         scores.append(at_train.clamp_min(0).square().mean(-1) / 2 - gain)
     return torch.stack(scores)
+
+
+def _or_one(total: Tensor) -> Tensor:
+    """A total to divide by, 1 where there is none (one prior point has all the weight)."""
+    return torch.where(total > 0, total, torch.ones_like(total))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,19 +100,39 @@ class KuLSIF:
     def __call__(
         self, features: Features, points: Float[Tensor, "*b n dz"], prior: Embedding
     ) -> Float[Tensor, "*b n"]:
+        return self._values(features.train, features, prior)
+
+    def at(
+        self, features: Features, points: Float[Tensor, "*b q dz"], prior: Embedding
+    ) -> Float[Tensor, "*b q"]:
+        """The ratio at any points, not only those of training.
+
+        Math: r~(z) = phi(z)' (C_ZZ + eta I)^-1 m.
+        """
+        return self._values(features(points), features, prior)
+
+    def _values(
+        self, phi: Float[Tensor, "*b q p"], features: Features, prior: Embedding
+    ) -> Float[Tensor, "*b q"]:
         tuned = self.select(features, prior)
         assert tuned.eta is not None
-        return kulsif(features.train, prior.project(features), eta=tuned.eta)
+        beta = kulsif(features.train, prior.project(features), eta=tuned.eta)
+        return (phi.to(torch.float64) @ beta.unsqueeze(-1)).squeeze(-1)
 
     def select(self, features: Features, prior: Embedding) -> "KuLSIF":
-        """This estimator with eta a number for each batch member."""
+        """This estimator with eta a number for each batch member.
+
+        Negative prior weights count as zero here. With a single training or prior point there is
+        nothing to leave out, and eta is the middle of the grid.
+        """
         if self.eta is not None:
             return self
-        scores = kulsif_leave_one_out(
-            features.train, features(prior.points), prior.weights, self.etas
-        )
+        if features.train.shape[-2] < 2 or prior.points.shape[-2] < 2:
+            return replace(self, eta=sorted(self.etas)[len(self.etas) // 2])
+        weights = prior.nonnegative().weights
+        scores = kulsif_leave_one_out(features.train, features(prior.points), weights, self.etas)
         grid = torch.as_tensor(self.etas, dtype=torch.float64, device=scores.device)
-        return replace(self, eta=grid[scores.argmin(0)])
+        return replace(self, eta=grid[scores.nan_to_num(nan=torch.inf).argmin(0)])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,5 +180,10 @@ class ExactRatio:
             raise KbrError(
                 f"the exact ratio must give one value for each of the points {tuple(points.shape)}; "
                 f"got shape {tuple(values.shape)}. Change the function passed to ExactRatio."
+            )
+        if values.device.type != "meta" and not bool(torch.isfinite(values).all()):
+            raise KbrError(
+                "the exact ratio must be finite at every training point; got NaN or infinity. "
+                "Change the function passed to ExactRatio (densities that underflow give 0/0)."
             )
         return values

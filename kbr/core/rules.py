@@ -104,18 +104,35 @@ class FittedRule:
         batch = self.points.shape[:-2]
         query = as_tensor(x, name="the observation x").to(torch.float64)
         lead = query.shape[: query.ndim - len(self.shape)]
-        if query.shape[len(lead) :] != self.shape or lead[: len(batch)] != batch:
+        good = query.shape[len(lead) :] == self.shape and lead[: len(batch)] == batch
+        if not good or len(lead) > len(batch) + 1:
             raise KbrError(
                 f"observations x must have shape {[*batch, 'q', *self.shape]} (q of them) or "
                 f"{[*batch, *self.shape]} (one), as in training; got {list(query.shape)}."
             )
         check_finite(query, name="the observation x")
         query = query.reshape(*batch, -1, self.x_dim)
-        ratio = self.rule.ratio(self.z, self.points, prior)
+        ratio = self.rule.ratio(self.z, self.points, self._checked(prior))
         weights = self.rule.weights(self.x.train, self.x(query), ratio).mT
         if len(lead) == len(batch):
             return Embedding(self.points, weights.squeeze(-2))
         return Embedding(self.points.unsqueeze(-3), weights)
+
+    def _checked(self, prior: Embedding) -> Embedding:
+        """The prior in the latent space of training, repeated for each batch member if it is one."""
+        batch, dim = self.points.shape[:-2], self.points.shape[-1]
+        if prior.points.shape[-1] != dim or prior.points.shape[:-2] not in (batch, ()):
+            raise KbrError(
+                f"the prior needs points of shape {[*batch, 'm', dim]}, like the latents z of "
+                f"training; got {list(prior.points.shape)}. Change the prior."
+            )
+        if prior.weights.shape[:-1] not in (batch, ()):
+            raise KbrError(
+                f"the prior needs weights of shape {[*batch, 'm']}; got "
+                f"{list(prior.weights.shape)}. Pass one prior for each batch member."
+            )
+        points = prior.points.expand(*batch, *prior.points.shape[-2:])
+        return Embedding(points, prior.weights.expand(points.shape[:-1]))
 
     @property
     def x_dim(self) -> int:

@@ -11,7 +11,7 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Belief, KernelFilterResult
 from kbr.core.filters.operators import FilterOperators, Step
 from kbr.core.filters.recipe import Engine, Recipe
-from kbr.core.filters.run import run_filter, smooth
+from kbr.core.filters.run import run_filter, run_smoother
 from kbr.core.filters.transition import transition_pairs
 from kbr.core.filters.tuning import CHOICES, Choice, Progress, choose, with_ridges
 from kbr.core.inputs import ArrayLike, as_pairs, as_tensor
@@ -103,11 +103,11 @@ class KernelBayesFilter:
         return _reshape(result, sequences)
 
     def smooth(self, x: ArrayLike) -> KernelFilterResult:
-        """Beliefs at every step given the whole sequence: filtering, then a backward pass."""
+        """Beliefs at every step given the whole sequence, past and future."""
         query, seen, sequences = self._sequences(x)
-        forward = run_filter(self.operators, query, seen, self._lam(query.shape[-3]))
-        ridges = {"eta": self.choice.eta, "lam": self.choice.lam_transition}
-        return _reshape(smooth(self.operators, forward, **ridges), sequences)
+        lam, backward = self._lam(query.shape[-3]), self.choice.lam_transition
+        result = run_smoother(self.operators, query, seen, lam, backward)
+        return _reshape(result, sequences)
 
     def init(self) -> Belief:
         """The belief before any observation: every training latent equally likely."""

@@ -5,7 +5,7 @@ fitted together; s sequences filtered together in each.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,7 +14,7 @@ from torch import Tensor
 from kbr.core.features import Features
 from kbr.core.filters.belief import moments_table
 from kbr.core.filters.engine import Update
-from kbr.core.filters.transition import transition_operator, transition_pairs
+from kbr.core.filters.transition import transition_pairs
 from kbr.core.linalg import ridge_solve
 from kbr.core.rules import Rule, has_evidence
 
@@ -99,6 +99,12 @@ class FilterOperators:
             usable,
         )
 
+    def reverse(self, lam_transition: Float[Tensor, "*b"]) -> "FilterOperators":
+        """The same filter with time running backwards: from z_t+1 to z_t."""
+        before = self.after - 1
+        early, late = self.phi.index_select(-2, self.after), self.phi.index_select(-2, before)
+        return replace(self, after=before, **_dynamics(early, late, lam_transition))
+
     def _step(self, weights: Tensor, evidence: Tensor) -> Step:
         return Step(weights, weights @ self.phi, weights @ self.readout, evidence)
 
@@ -123,8 +129,6 @@ def build_operators(
     phi = latents.train
     before, after = (index.to(phi.device) for index in transition_pairs(lengths))
     early, late = phi.index_select(-2, before), phi.index_select(-2, after)
-    k = before.numel()
-    second = early.mT @ early / k
     return FilterOperators(
         rule=rule,
         update=update,
@@ -132,8 +136,20 @@ def build_operators(
         points=z,
         phi=phi,
         ratio=ratio_operator(phi, eta=eta),
-        transition=transition_operator(early, late, lam=lam_transition),
-        prediction=ridge_solve(second, early.mT / k, ridge=lam_transition, name="lam_transition"),
+        **_dynamics(early, late, lam_transition),
         after=after,
         readout=moments_table(z),
     )
+
+
+def _dynamics(
+    early: Float[Tensor, "*b k p"], late: Float[Tensor, "*b k p"], lam: float | Tensor
+) -> dict[str, Tensor]:
+    """The transition in coordinates, and the weights of a prediction on the later points.
+
+    Math: E = (C + lam' I)^-1 early'late / k;  w+ = (C + lam' I)^-1 early'/k applied to u.
+    """
+    k = early.shape[-2]
+    second = early.mT @ early / k
+    prediction = ridge_solve(second, early.mT / k, ridge=lam, name="lam_transition")
+    return {"transition": prediction @ late, "prediction": prediction}

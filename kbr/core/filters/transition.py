@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.linalg import ridge_solve
 
 
 def transition_pairs(lengths: Sequence[int]) -> tuple[Int[Tensor, "k"], Int[Tensor, "k"]]:
@@ -26,19 +25,6 @@ def transition_pairs(lengths: Sequence[int]) -> tuple[Int[Tensor, "k"], Int[Tens
             f"at least 2 of them; got sequences of lengths {list(lengths)}. Raise n_train."
         )
     return previous, previous + 1
-
-
-def transition_operator(
-    before: Float[Tensor, "*b k p"], after: Float[Tensor, "*b k c"], *, lam: float | Tensor
-) -> Float[Tensor, "*b p c"]:
-    """Math: E = (C_prev,prev + lam' I)^-1 C_prev,post, so that m_t+1 = E' m_t.
-
-    `after` may be features or any function of the next latent: rows of E' are then its expectation.
-    """
-    k = before.shape[-2]
-    return ridge_solve(
-        before.mT @ before / k, before.mT @ after / k, ridge=lam, name="lam_transition"
-    )
 
 
 def conditional_leave_one_out(

@@ -1,0 +1,159 @@
+"""Encoders: networks from one observation (an image, or a vector) to a feature vector psi(x).
+
+Every encoder takes `shape`, the shape of one observation, and `n_features`, keyword-only; its input
+is [b, *shape], its output [b, n_features]. A shape it cannot take is an error at construction.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from kbr.core.errors import KbrError
+
+
+class SoftArgmaxCNN(nn.Module):
+    """A small CNN that answers with places: expected coordinates of heat maps, then a small head.
+
+    Math: q_k = softmax over pixels of heat map k,  (u_k, v_k) = sum_ij q_k(i, j) (u_j, v_i),
+          psi(x) = head(u_1, v_1, ..., u_K, v_K),  coordinates in [-1, 1].
+    Ref:  Levine et al. 2016 (spatial soft-argmax); not in Xu et al. 2022, whose features are an MLP.
+
+    Where something is in the image is what a tracking task asks for, and this form says it from few
+    examples. `dropout` acts on the head's hidden layer.
+    """
+
+    MINIMUM = 4
+
+    def __init__(
+        self,
+        *,
+        shape: Sequence[int],
+        n_features: int = 32,
+        channels: int = 16,
+        n_maps: int = 16,
+        hidden: int = 64,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        c, _, _ = image_shape(shape, encoder="SoftArgmaxCNN", minimum=self.MINIMUM)
+        check_sizes(n_features=n_features, channels=channels, n_maps=n_maps, hidden=hidden)
+        self.maps = nn.Sequential(
+            nn.Conv2d(c, channels, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, n_maps, 3, padding=1),
+        )
+        self.head = nn.Sequential(
+            nn.Linear(2 * n_maps, hidden),
+            nn.ReLU(),
+            nn.Dropout(check_dropout(dropout)),
+            nn.Linear(hidden, n_features),
+        )
+
+    def coordinates(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k 2"]:
+        """Where each heat map looks: (u, v), u to the right and v downwards."""
+        return expected_coordinates(self.maps(x))
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
+        return self.head(self.coordinates(x).flatten(1))
+
+
+class MLP(nn.Module):
+    """The paper's network: fully connected, spectral and batch normalisation, ReLU.
+
+    Ref: Xu et al. 2022, section 5.3 (the authors' released networks): 1024-512-128-32 units.
+    """
+
+    def __init__(
+        self,
+        *,
+        shape: Sequence[int],
+        n_features: int = 32,
+        hidden: Sequence[int] = (1024, 512, 128),
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not shape or min(shape) < 1:
+            raise KbrError(
+                f"MLP needs observations with at least one number; got shape {tuple(shape)}. Pass "
+                "vectors as shape (dx,)."
+            )
+        check_sizes(n_features=n_features, **{f"hidden[{i}]": h for i, h in enumerate(hidden)})
+        check_dropout(dropout)
+        width = torch.Size(shape).numel()
+        layers: list[nn.Module] = [nn.Flatten()]
+        for units in hidden:
+            linear = nn.utils.parametrizations.spectral_norm(nn.Linear(width, units))
+            layers += [linear, nn.ReLU(), nn.BatchNorm1d(units), nn.Dropout(dropout)]
+            width = units
+        layers.append(nn.utils.parametrizations.spectral_norm(nn.Linear(width, n_features)))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b d"]:
+        return self.layers(x)
+
+
+class ResNet(nn.Module):
+    """torchvision's ResNet-18, trained from scratch; the stem takes any number of channels.
+
+    Ref: He et al. 2016.
+    """
+
+    MINIMUM = 32  # the network halves the image five times
+
+    def __init__(self, *, shape: Sequence[int], n_features: int = 32, dropout: float = 0.0) -> None:
+        super().__init__()
+        c, _, _ = image_shape(shape, encoder="ResNet", minimum=self.MINIMUM)
+        check_sizes(n_features=n_features)
+        import kbr._torchvision  # noqa: F401  (before torchvision)
+        from torchvision.models import resnet18
+
+        self.network = resnet18(weights=None)
+        self.network.conv1 = nn.Conv2d(c, 64, 7, stride=2, padding=3, bias=False)
+        self.network.fc = nn.Sequential(
+            nn.Dropout(check_dropout(dropout)), nn.Linear(512, n_features)
+        )
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
+        return self.network(x)
+
+
+def expected_coordinates(maps: Float[Tensor, "b k h w"]) -> Float[Tensor, "b k 2"]:
+    """The mean place (u, v) of softmax(maps), each coordinate in [-1, 1]."""
+    height, width = maps.shape[-2:]
+    q = maps.flatten(-2).softmax(-1).unflatten(-1, (height, width))
+    u = torch.linspace(-1, 1, width, dtype=q.dtype, device=q.device)
+    v = torch.linspace(-1, 1, height, dtype=q.dtype, device=q.device)
+    return torch.stack([q.sum(-2) @ u, q.sum(-1) @ v], -1)
+
+
+def image_shape(shape: Sequence[int], *, encoder: str, minimum: int) -> tuple[int, int, int]:
+    """(channels, height, width), or an error that says what this encoder takes."""
+    if len(shape) != 3 or min(shape) < 1:
+        raise KbrError(
+            f"{encoder} takes images of shape (channels, height, width); got {tuple(shape)}. Reshape "
+            "the observations, or use the MLP encoder (encoder=mlp), which takes vectors."
+        )
+    c, h, w = (int(size) for size in shape)
+    if min(h, w) < minimum:
+        raise KbrError(
+            f"{encoder} takes images of at least {minimum} x {minimum} pixels; got {h} x {w} "
+            f"(shape {tuple(shape)}, read as channels, height, width). Use larger images, or the MLP "
+            "encoder (encoder=mlp)."
+        )
+    return c, h, w
+
+
+def check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise KbrError(f"{name} must be at least 1; got {size}. Set {name}.")
+
+
+def check_dropout(dropout: float) -> float:
+    if not 0 <= dropout < 1:
+        raise KbrError(f"dropout must lie in [0, 1); got {dropout}. Set dropout.")
+    return dropout
