@@ -1,47 +1,92 @@
-"""Kernel Bayes' rule with learned features: Bayesian updating and filtering from samples."""
+"""Kernel Bayes' rule with learned features: Bayesian updating and filtering from samples.
 
-from kbr.core.embedding import Embedding
-from kbr.core.errors import KbrError
-from kbr.core.features import Identity, Nystroem, PivotedCholesky, RandomFourier
-from kbr.core.filters.belief import Belief
-from kbr.core.filters.extended_kalman import ExtendedKalmanFilter
-from kbr.core.filters.kalman import KalmanFilter
-from kbr.core.filters.kernel_bayes import KernelBayesFilter
-from kbr.core.filters.particle import ParticleFilter
-from kbr.core.filters.result import FilterResult
-from kbr.core.filters.state_space import StateSpaceModel
-from kbr.core.filters.unscented_kalman import UnscentedKalmanFilter
-from kbr.core.kernels import Gaussian, Laplace, Linear, Matern32, Matern52
-from kbr.core.ratios import ExactRatio, KuLSIF, RuLSIF
-from kbr.core.rule_tuning import tune_rule
-from kbr.core.rules import ImportanceWeightedRule, OriginalRule
+Public names are loaded when first used, so that `import kbr` and the command line's `--help` stay fast.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kbr.core.embedding import Embedding
+    from kbr.core.errors import KbrError
+    from kbr.core.features import Identity, Nystroem, PivotedCholesky, RandomFourier
+    from kbr.core.filters.belief import Belief
+    from kbr.core.filters.extended_kalman import ExtendedKalmanFilter
+    from kbr.core.filters.kalman import KalmanFilter
+    from kbr.core.filters.kernel_bayes import KernelBayesFilter
+    from kbr.core.filters.particle import ParticleFilter
+    from kbr.core.filters.result import FilterResult
+    from kbr.core.filters.state_space import StateSpaceModel
+    from kbr.core.filters.unscented_kalman import UnscentedKalmanFilter
+    from kbr.core.kernels import Gaussian, Laplace, Linear, Matern32, Matern52
+    from kbr.core.ratios import ExactRatio, KuLSIF, RuLSIF
+    from kbr.core.rule_tuning import tune_rule
+    from kbr.core.rules import ImportanceWeightedRule, OriginalRule
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Belief",
-    "Embedding",
+_HOME = {
+    "Belief": "filters.belief",
+    "Embedding": "embedding",
+    "ExactRatio": "ratios",
+    "ExtendedKalmanFilter": "filters.extended_kalman",
+    "FilterResult": "filters.result",
+    "Gaussian": "kernels",
+    "Identity": "features",
+    "ImportanceWeightedRule": "rules",
+    "KalmanFilter": "filters.kalman",
+    "KbrError": "errors",
+    "KernelBayesFilter": "filters.kernel_bayes",
+    "KuLSIF": "ratios",
+    "Laplace": "kernels",
+    "Linear": "kernels",
+    "Matern32": "kernels",
+    "Matern52": "kernels",
+    "Nystroem": "features",
+    "OriginalRule": "rules",
+    "ParticleFilter": "filters.particle",
+    "PivotedCholesky": "features",
+    "RandomFourier": "features",
+    "RuLSIF": "ratios",
+    "StateSpaceModel": "filters.state_space",
+    "UnscentedKalmanFilter": "filters.unscented_kalman",
+    "tune_rule": "rule_tuning",
+}
+
+__all__ = [  # noqa: RUF022  (grouped as a reader meets them)
+    "ImportanceWeightedRule",
+    "OriginalRule",
+    "tune_rule",
+    "KuLSIF",
+    "RuLSIF",
     "ExactRatio",
-    "ExtendedKalmanFilter",
+    "Embedding",
+    "KernelBayesFilter",
+    "Belief",
     "FilterResult",
     "Gaussian",
-    "Identity",
-    "ImportanceWeightedRule",
-    "KalmanFilter",
-    "KbrError",
-    "KernelBayesFilter",
-    "KuLSIF",
     "Laplace",
-    "Linear",
     "Matern32",
     "Matern52",
-    "Nystroem",
-    "OriginalRule",
-    "ParticleFilter",
+    "Linear",
     "PivotedCholesky",
+    "Nystroem",
     "RandomFourier",
-    "RuLSIF",
+    "Identity",
     "StateSpaceModel",
+    "KalmanFilter",
+    "ExtendedKalmanFilter",
     "UnscentedKalmanFilter",
-    "tune_rule",
+    "ParticleFilter",
+    "KbrError",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'kbr' has no attribute {name!r}")
+    return getattr(import_module(f"kbr.core.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

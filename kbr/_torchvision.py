@@ -27,9 +27,9 @@ def _import_torchvision() -> None:
         if "torchvision::" not in str(error):
             raise
         _forget_partial_import()
-        library = torch.library.Library("torchvision", "FRAGMENT")
+        library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
-            library.define(name + _SCHEMA)
+            library.define(name + _SCHEMA)  # type: ignore[no-untyped-call]
         _declared.append(library)
         importlib.import_module("torchvision")
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -37,9 +36,11 @@ class Embedding:
             raise KbrError("an embedding needs at least one point; got none. Pass some samples.")
 
     @classmethod
-    def from_samples(cls, samples: ArrayLike, weights: ArrayLike | None = None) -> Self:
+    def from_samples(cls, samples: ArrayLike, weights: ArrayLike | None = None) -> "Embedding":
         """The empirical embedding: weights 1/n unless given."""
         points = as_tensor(samples, name="samples")
+        if points.ndim == 0:
+            raise KbrError("samples must have shape [n, d] (or [n]); got a single number.")
         points = points.unsqueeze(-1) if points.ndim == 1 else points
         check_finite(points, name="samples")
         if weights is None:

@@ -17,7 +17,10 @@ from kbr.core.errors import KbrError
 from kbr.core.kernels import Gaussian, Kernel, Linear
 from kbr.core.linalg import pivoted_cholesky
 
-GRAM_POINTS = 4096  # up to here the Gram matrix is formed once; above, its columns one at a time
+# The Gram matrix is formed once for up to GRAM_POINTS points, its columns one at a time above. Points
+# of few coordinates have low rank and cheap columns: from a quarter on, columns are faster.
+GRAM_POINTS = 4096
+FEW_COORDINATES = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +64,8 @@ class PivotedCholesky:
     def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
         points = points.to(torch.float64)
         kernel = self.kernel.fit(points)
-        if points.shape[-2] <= GRAM_POINTS:
+        n, dim = points.shape[-2:]
+        if n <= (GRAM_POINTS if dim > FEW_COORDINATES else GRAM_POINTS // 4):
             gram = kernel(points, points)
 
             def column(index: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ pairwise distance of the training points, one bandwidth for each batch member.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -66,7 +65,7 @@ class Kernel:
         if self.bandwidth is not None:
             check_positive(self.bandwidth, name="bandwidth")
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> Self:
+    def fit(self, points: Float[Tensor, "*b n d"]) -> "Kernel":
         """The same kernel with its bandwidth set, by the median rule if it is not a number yet."""
         if self.bandwidth is not None:
             return self
@@ -159,7 +158,7 @@ class Matern52(_Matern):
 class Linear(Kernel):
     """Math: k(a, b) = a'b. It has no bandwidth; learned features use it."""
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> Self:
+    def fit(self, points: Float[Tensor, "*b n d"]) -> "Kernel":
         return self
 
     def __call__(

@@ -1,4 +1,4 @@
-"""The loss that trains features of observations: ridge regression of phi(z) on psi(x), in closed form.
+"""The loss that trains features of observations: ridge regression of phi(z) on psi(x), solved.
 
 The best linear operator from psi(x) to phi(z) is known, so the loss is a function of the features
 alone, and it sees the data only through three sums. These give the exact loss and gradient of any
@@ -63,7 +63,8 @@ def loss_from_sums(sums: FeatureSums, *, lam: float) -> Float[Tensor, "*b"]:
     """Math: (energy - tr(B' A^-1 B)) / n,  A = second + n lam I,  B = cross."""
     factor = ridge_cholesky(sums.second, ridge=sums.n * lam, name="n lam")
     half = torch.linalg.solve_triangular(factor, sums.cross, upper=False)
-    return (sums.energy - half.square().sum((-2, -1))) / sums.n
+    loss: Tensor = (sums.energy - half.square().sum((-2, -1))) / sums.n
+    return loss
 
 
 def feature_loss(

@@ -5,7 +5,7 @@ Values are raw (they may be negative) and average about 1; rules take the positi
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,7 @@ from kbr.core.linalg import ridge_solve
 ETAS = tuple(10.0 ** (k / 2) for k in range(-14, 5))  # 1e-7 .. 1e2, two a decade
 
 
+@runtime_checkable
 class Ratio(Protocol):
     """Anything that gives the ratio at the training points of `features`."""
 

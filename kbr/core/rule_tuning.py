@@ -1,10 +1,14 @@
 """Hyper-parameters of the importance-weighted rule without an oracle: closed-form leave-one-out.
 
-Two stages, each an unbiased-in-spirit estimate of the loss it selects for:
-1. bandwidth of z and eta minimise KuLSIF's own leave-one-out score;
-2. bandwidth of x and lam minimise the importance-weighted leave-one-out error of the latent mean,
-   sum_i r_i |z_i - zhat_-i(x_i)|^2 / sum_i r_i, with the ratio of stage 1.
-Every choice is made for each batch member by itself.
+Two stages, each scored by the loss that its estimate minimises:
+1. eta by KuLSIF's own leave-one-out score (the bandwidth of z stays the median distance);
+2. bandwidth of x and lam by the importance-weighted leave-one-out error of the embedding,
+   sum_i r_i |phi(z_i) - E_-i' psi(x_i)|^2 / sum_i r_i, with the ratio of stage 1.
+
+With few points a leave-one-out score is noisy, and its minimum jumps across the grid from sample to
+sample. So the choice is a mean over the grid: the geometric mean of each setting under weights
+exp(-n score / 2) (stage 2: score the log of the error, halved again). A sharp score gives its minimum,
+a flat one the middle of the grid. Every choice is made for each batch member by itself.
 """
 
 from collections.abc import Sequence
@@ -19,11 +23,13 @@ from kbr.core.errors import KbrError
 from kbr.core.features import Features, as_feature_map
 from kbr.core.inputs import ArrayLike, as_pairs
 from kbr.core.kernels import Kernel
-from kbr.core.ratios import ETAS, KuLSIF, kulsif_leave_one_out
+from kbr.core.ratios import KuLSIF, kulsif_leave_one_out
 from kbr.core.rules import ImportanceWeightedRule, normalize_ratio
 
-SCALES = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0, 16.0)
-LAMS = tuple(10.0 ** (k / 2) for k in range(-12, 5))  # 1e-6 .. 1e2, two a decade
+SCALES = (0.5, 1.0, 2.0, 4.0)
+ETAS = tuple(10.0 ** (k / 4) for k in range(-12, -3))  # 1e-3 .. 1e-1
+LAMS = tuple(10.0 ** (k / 2) for k in range(-6, 3))  # 1e-3 .. 10
+TARGET_SCALE = 0.5**0.5  # bandwidth of the embedding that stage 2 predicts, in medians
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,45 +38,32 @@ class RuleTuning:
 
     rule: ImportanceWeightedRule
     scale_x: Float[Tensor, "*b"]
-    scale_z: Float[Tensor, "*b"]
     eta: Float[Tensor, "*b"]
     lam: Float[Tensor, "*b"]
-    score: Float[Tensor, "*b"]
 
 
 def ridge_leave_one_out(
     psi: Float[Tensor, "*b n d"],
-    z: Float[Tensor, "*b n dz"],
+    target: Float[Tensor, "*b n p"],
     ratio: Float[Tensor, "*b n"],
     lams: Sequence[float],
-    *,
-    normalize: bool,
 ) -> Float[Tensor, "l *b"]:
-    """Importance-weighted leave-one-out error of the posterior mean for every lam.
+    """Importance-weighted leave-one-out error of predicting `target` from psi, for every lam.
 
-    Math: zhat_-i = (zhat_i - h_ii z_i) / (1 - h_ii), H = Psi (Psi' D Psi + n lam I)^-1 Psi' D;
-          normalised: the same for the regression of 1, and the quotient of the two.
+    Math: t_i - that_-i = (t_i - that_i) / (1 - h_ii),  H = Psi (Psi' D Psi + n lam I)^-1 Psi' D.
     """
-    psi, z = psi.to(torch.float64), z.to(torch.float64)
+    psi, target = psi.to(torch.float64), target.to(torch.float64)
     r = normalize_ratio(ratio.to(torch.float64))
     root = r.sqrt().unsqueeze(-1)
     left, values, _ = torch.linalg.svd(root * psi, full_matrices=False)
-    ones = torch.ones_like(z[..., :1])
-    target = root * torch.cat([z, ones], -1)
-    n = psi.shape[-2]
+    weighted, n = root * target, psi.shape[-2]
+    projected = left.mT @ weighted
     scores = []
     for lam in lams:
         shrink = (values.square() / (values.square() + n * lam)).unsqueeze(-2)
         leverage = (left.square() * shrink).sum(-1, keepdim=True)
-        fitted = (left * shrink) @ (left.mT @ target)
-        # Both sides carry the factor root, which cancels; rows with r = 0 do not count.
-        out = (fitted - leverage * target) / (1 - leverage).clamp_min(1e-12)
-        mean = out[..., :-1] / root.clamp_min(1e-150)
-        if normalize:
-            total = out[..., -1:] / root.clamp_min(1e-150)
-            mean = mean / total.clamp_min(0.1)
-        error = (r.unsqueeze(-1) * (z - mean).square()).sum((-2, -1)) / r.sum(-1)
-        scores.append(error)
+        residual = (weighted - (left * shrink) @ projected) / (1 - leverage).clamp_min(1e-12)
+        scores.append(residual.square().sum((-2, -1)) / r.sum(-1))
     return torch.stack(scores)
 
 
@@ -84,49 +77,43 @@ def tune_rule(
     etas: Sequence[float] = ETAS,
     lams: Sequence[float] = LAMS,
 ) -> RuleTuning:
-    """Choose the bandwidths of both kernels, eta and lam; the rule's kernels give the family."""
-    if not isinstance(rule.kernel_x, Kernel) or not isinstance(rule.kernel_z, Kernel):
+    """Choose eta, the bandwidth of x and lam; the rule's kernels give the family."""
+    kernel_x, kernel_z = rule.kernel_x, rule.kernel_z
+    if not isinstance(kernel_x, Kernel) or not isinstance(kernel_z, Kernel):
         raise KbrError("tuning needs kernels for x and z, not finished feature maps.")
     x_, z_, _ = as_pairs(x, z)
     x_, z_ = x_.to(torch.float64), z_.to(torch.float64)
+    n = z_.shape[-2]
 
-    def fit(kernel: Kernel, points: Tensor, scale: float | Tensor) -> Features:
+    def fit(kernel: Kernel, points: Tensor, scale: float) -> Features:
         return as_feature_map(replace(kernel, bandwidth=None, scale=scale)).fit(points)
 
-    ratio_scores = []
-    for scale in scales:
-        phi = fit(rule.kernel_z, z_, scale)
-        there = phi(prior.points)
-        ratio_scores.append(kulsif_leave_one_out(phi.train, there, prior.weights, etas))
-    scale_z, eta, _ = _best(torch.stack(ratio_scores), scales, etas)
-
-    phi = fit(rule.kernel_z, z_, scale_z)
+    phi = fit(kernel_z, z_, 1.0)
+    scores = kulsif_leave_one_out(phi.train, phi(prior.points), prior.weights, etas)
+    eta = _geometric_mean(-0.5 * n * scores, etas)
     ratio = KuLSIF(eta=eta)(phi, z_, prior)
-    scores = torch.stack(
-        [
-            ridge_leave_one_out(
-                fit(rule.kernel_x, x_, scale).train, z_, ratio, lams, normalize=rule.normalize
-            )
-            for scale in scales
-        ]
+
+    target = fit(kernel_z, z_, TARGET_SCALE).train
+    errors = torch.cat(
+        [ridge_leave_one_out(fit(kernel_x, x_, s).train, target, ratio, lams) for s in scales]
     )
-    scale_x, lam, score = _best(scores, scales, lams)
+    evidence = -0.25 * n * errors.clamp_min(1e-300).log()
+    scale_x = _geometric_mean(evidence, [s for s in scales for _ in lams])
+    lam = _geometric_mean(evidence, list(lams) * len(scales))
     tuned = replace(
         rule,
-        kernel_x=replace(rule.kernel_x, bandwidth=None, scale=scale_x),
-        kernel_z=replace(rule.kernel_z, bandwidth=None, scale=scale_z),
+        kernel_x=replace(kernel_x, bandwidth=None, scale=scale_x),
+        kernel_z=replace(kernel_z, bandwidth=None, scale=1.0),
         ratio=KuLSIF(eta=eta),
         lam=lam,
     )
-    return RuleTuning(tuned, scale_x, scale_z, eta, lam, score)
+    return RuleTuning(tuned, scale_x, eta, lam)
 
 
-def _best(
-    scores: Float[Tensor, "a c *b"], rows: Sequence[float], columns: Sequence[float]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Row value, column value and score of the smallest entry, for each batch member."""
-    flat = torch.where(scores.isfinite(), scores, torch.inf).flatten(0, 1)
-    best, index = flat.min(0)
-    row = torch.as_tensor(rows, dtype=torch.float64, device=scores.device)
-    column = torch.as_tensor(columns, dtype=torch.float64, device=scores.device)
-    return row[index // len(columns)], column[index % len(columns)], best
+def _geometric_mean(
+    logits: Float[Tensor, "c *b"], values: Sequence[float]
+) -> Float[Tensor, "*b"]:
+    """exp of the mean of log values under softmax weights; settings that failed do not count."""
+    weights = torch.where(logits.isfinite(), logits, -torch.inf).softmax(0)
+    logs = torch.as_tensor(values, dtype=logits.dtype, device=logits.device).log()
+    return (weights * logs.reshape(-1, *(1,) * (logits.ndim - 1))).sum(0).exp()

@@ -1,1 +1,8 @@
 """Learned features: Lightning modules, data modules and encoders around `kbr.core`."""
+
+import kbr._torchvision  # noqa: F401  (before lightning, which imports torchvision)
+from kbr.training.encoders import MLP, ResNet, SoftArgmaxCNN
+from kbr.training.learned_filter import LearnedFilter
+from kbr.training.lstm_filter import LSTMFilter
+
+__all__ = ["MLP", "LSTMFilter", "LearnedFilter", "ResNet", "SoftArgmaxCNN"]

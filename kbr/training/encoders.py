@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from kbr.core.errors import KbrError
 
+DEPTH = 30.0  # heat maps are cut this far below their peak: e^-30 of its probability
+
 
 class SoftArgmaxCNN(nn.Module):
     """A small CNN that answers with places: expected coordinates of heat maps, then a small head.
 
     Math: q_k = softmax over pixels of heat map k,  (u_k, v_k) = sum_ij q_k(i, j) (u_j, v_i),
           psi(x) = head(u_1, v_1, ..., u_K, v_K),  coordinates in [-1, 1].
-    Ref:  Levine et al. 2016 (spatial soft-argmax); not in Xu et al. 2022, whose features are an MLP.
+    Ref:  Levine et al. 2016 (spatial soft-argmax). Xu et al. 2022 use the MLP below.
 
     Where something is in the image is what a tracking task asks for, and this form says it from few
     examples. `dropout` acts on the head's hidden layer.
@@ -58,7 +60,8 @@ class SoftArgmaxCNN(nn.Module):
         return expected_coordinates(self.maps(x))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
-        return self.head(self.coordinates(x).flatten(1))
+        psi: Tensor = self.head(self.coordinates(x).flatten(1))
+        return psi
 
 
 class MLP(nn.Module):
@@ -93,7 +96,8 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b d"]:
-        return self.layers(x)
+        psi: Tensor = self.layers(x)
+        return psi
 
 
 class ResNet(nn.Module):
@@ -108,8 +112,7 @@ class ResNet(nn.Module):
         super().__init__()
         c, _, _ = image_shape(shape, encoder="ResNet", minimum=self.MINIMUM)
         check_sizes(n_features=n_features)
-        import kbr._torchvision  # noqa: F401  (before torchvision)
-        from torchvision.models import resnet18
+        from torchvision.models import resnet18  # slow to import; made to work by kbr.training
 
         self.network = resnet18(weights=None)
         self.network.conv1 = nn.Conv2d(c, 64, 7, stride=2, padding=3, bias=False)
@@ -118,13 +121,17 @@ class ResNet(nn.Module):
         )
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
-        return self.network(x)
+        psi: Tensor = self.network(x)
+        return psi
 
 
 def expected_coordinates(maps: Float[Tensor, "b k h w"]) -> Float[Tensor, "b k 2"]:
     """The mean place (u, v) of softmax(maps), each coordinate in [-1, 1]."""
     height, width = maps.shape[-2:]
-    q = maps.flatten(-2).softmax(-1).unflatten(-1, (height, width))
+    flat = maps.flatten(-2)
+    # Below this depth probabilities and their gradients are denormal, ten times slower on a CPU.
+    floor = flat.detach().amax(-1, keepdim=True) - DEPTH
+    q = flat.maximum(floor).softmax(-1).reshape(maps.shape)
     u = torch.linspace(-1, 1, width, dtype=q.dtype, device=q.device)
     v = torch.linspace(-1, 1, height, dtype=q.dtype, device=q.device)
     return torch.stack([q.sum(-2) @ u, q.sum(-1) @ v], -1)
@@ -134,15 +141,15 @@ def image_shape(shape: Sequence[int], *, encoder: str, minimum: int) -> tuple[in
     """(channels, height, width), or an error that says what this encoder takes."""
     if len(shape) != 3 or min(shape) < 1:
         raise KbrError(
-            f"{encoder} takes images of shape (channels, height, width); got {tuple(shape)}. Reshape "
-            "the observations, or use the MLP encoder (encoder=mlp), which takes vectors."
+            f"{encoder} takes images of shape (channels, height, width); got {tuple(shape)}. "
+            "Reshape the observations, or use the MLP encoder (encoder=mlp), which takes vectors."
         )
     c, h, w = (int(size) for size in shape)
     if min(h, w) < minimum:
         raise KbrError(
             f"{encoder} takes images of at least {minimum} x {minimum} pixels; got {h} x {w} "
-            f"(shape {tuple(shape)}, read as channels, height, width). Use larger images, or the MLP "
-            "encoder (encoder=mlp)."
+            f"(shape {tuple(shape)}, read as channels, height, width). Use larger images, or the "
+            "MLP encoder (encoder=mlp)."
         )
     return c, h, w
 

@@ -60,12 +60,16 @@ class KernelFilterResult(FilterResult):
 def result_from_moments(
     moments: Float[Tensor, "*s t c"],
     evidence: Bool[Tensor, "*s t"],
-    sizes: Float[Tensor, "*s t"],
+    norms: Float[Tensor, "*s t"],
     states: Float[Tensor, "*s t p"],
     dz: int,
 ) -> KernelFilterResult:
-    """Mean as it is, covariance with the weights scaled to sum to one, positive semi-definite."""
+    """Mean as it is, covariance with the weights scaled to sum to one, positive semi-definite.
+
+    `norms` are those of the weights, |w|: the effective sample size is (sum w / |w|)^2.
+    """
     mass = moments[..., :1]
+    sizes = (moments[..., 0] / norms.clamp_min(torch.finfo(norms.dtype).tiny)).square()
     mass = torch.where(mass > 0, mass, torch.ones_like(mass))
     mean = moments[..., 1 : 1 + dz]
     second = moments[..., 1 + dz :].reshape(*mean.shape, dz) / mass.unsqueeze(-1)

@@ -13,7 +13,7 @@ Shapes: *b data sets fitted together, s sequences (or ridges) filtered together 
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,7 @@ from kbr.core.linalg import pivoted_cholesky
 from kbr.core.rules import Rule
 
 
+@runtime_checkable
 class Update(Protocol):
     """Weights of the posterior from the ratio and the observation's coordinates."""
 

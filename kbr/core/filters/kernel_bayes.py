@@ -165,11 +165,12 @@ class KernelBayesFilter:
     ) -> _Fitted:
         """The operators for all training data with the chosen values."""
         recipe, smallest = self._recipe, float(choice.lam.min())
-        tolerance = min(max(1e-7 * smallest, 1e-13), 1e-9)
-        latents = recipe.latents(z, choice.scale_z, tolerance)
+        tolerance = recipe.tolerance(lam=smallest)
         if bool(choice.eta.isnan().any()):
-            eta, lam_transition = recipe.ridges(latents.train, lengths)
-            choice = with_ridges(choice, eta, lam_transition, recipe)
+            rough = recipe.latents(z, choice.scale_z, tolerance)
+            choice = with_ridges(choice, *recipe.ridges(rough.train, lengths), recipe)
+        smallest_z = float(torch.minimum(choice.eta, choice.lam_transition).min())
+        latents = recipe.latents(z, choice.scale_z, recipe.tolerance(lam=smallest, eta=smallest_z))
         update = recipe.update(x.to(torch.float64), choice.scale_x, tolerance, lam=smallest)
         ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
         operators = recipe.operators(update, latents, z, lengths, **ridges)

@@ -15,7 +15,7 @@ from kbr.core.features import Features
 from kbr.core.filters.belief import moments_table
 from kbr.core.filters.engine import Update
 from kbr.core.filters.transition import transition_pairs
-from kbr.core.linalg import ridge_solve
+from kbr.core.linalg import ridge_cholesky, ridge_solve
 from kbr.core.rules import Rule, has_evidence
 
 
@@ -32,9 +32,9 @@ class Step:
 @dataclass(frozen=True, eq=False)
 class FilterOperators:
     """Math, with m the prior's coordinates and u the posterior's:
-    r~ = Q m,               Q = Phi (C_ZZ + eta I)^-1;
-    w  = update(r~, x),     u = Phi' w;
-    m+ = E' u,              E = (C_prev,prev + lam' I)^-1 C_prev,post.
+    r~ = Phi (C_ZZ + eta I)^-1 m,    C_ZZ = Phi'Phi / n, its ridged Cholesky factor `marginal`;
+    w  = update(r~, x),              u = Phi' w;
+    m+ = E' u,                       E = (C_prev,prev + lam' I)^-1 C_prev,post.
     """
 
     rule: Rule
@@ -42,7 +42,7 @@ class FilterOperators:
     normalize: bool
     points: Float[Tensor, "*b n dz"]
     phi: Float[Tensor, "*b n p"]
-    ratio: Float[Tensor, "*b n p"]
+    marginal: Float[Tensor, "*b p p"]
     transition: Float[Tensor, "*b p p"]
     prediction: Float[Tensor, "*b p k"]
     after: Int[Tensor, "k"]
@@ -58,6 +58,10 @@ class FilterOperators:
         weights = self.phi.new_full((*batch, sequences, self.n), 1 / self.n)
         none = torch.zeros(*batch, sequences, dtype=torch.bool, device=self.phi.device)
         return self._step(weights, none)
+
+    def ratio(self, m: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s n"]:
+        """The ratio r~ of priors with coordinates m, as KuLSIF estimates it."""
+        return torch.cholesky_solve(m.mT, self.marginal).mT @ self.phi.mT
 
     def predict(self, state: Float[Tensor, "*b s p"]) -> Step:
         """The belief one step ahead, on the training latents that follow another one."""
@@ -79,7 +83,7 @@ class FilterOperators:
     ) -> Step:
         """Predict from `state` (or take `prior`, before the first step), then update where seen."""
         m = prior.state if prior is not None else state @ self.transition
-        r = self.rule.effective_ratio(m @ self.ratio.mT)
+        r = self.rule.effective_ratio(self.ratio(m))
         weights = self.update.weights(self.rule, r, query, lam)
         usable = has_evidence(weights) & seen
         # To the letter of the paper, weights stand as they are; only a missing x is a prediction.
@@ -103,15 +107,11 @@ class FilterOperators:
         """The same filter with time running backwards: from z_t+1 to z_t."""
         before = self.after - 1
         early, late = self.phi.index_select(-2, self.after), self.phi.index_select(-2, before)
-        return replace(self, after=before, **_dynamics(early, late, lam_transition))
+        transition, prediction = _dynamics(early, late, lam_transition)
+        return replace(self, after=before, transition=transition, prediction=prediction)
 
     def _step(self, weights: Tensor, evidence: Tensor) -> Step:
         return Step(weights, weights @ self.phi, weights @ self.readout, evidence)
-
-
-def ratio_operator(phi: Float[Tensor, "*b n p"], *, eta: float | Tensor) -> Float[Tensor, "*b n p"]:
-    """Math: Q = Phi (Phi'Phi/n + eta I)^-1."""
-    return ridge_solve(phi.mT @ phi / phi.shape[-2], phi.mT, ridge=eta, name="eta").mT.contiguous()
 
 
 def build_operators(
@@ -129,14 +129,16 @@ def build_operators(
     phi = latents.train
     before, after = (index.to(phi.device) for index in transition_pairs(lengths))
     early, late = phi.index_select(-2, before), phi.index_select(-2, after)
+    transition, prediction = _dynamics(early, late, lam_transition)
     return FilterOperators(
         rule=rule,
         update=update,
         normalize=normalize,
         points=z,
         phi=phi,
-        ratio=ratio_operator(phi, eta=eta),
-        **_dynamics(early, late, lam_transition),
+        marginal=ridge_cholesky(phi.mT @ phi / phi.shape[-2], ridge=eta, name="eta"),
+        transition=transition,
+        prediction=prediction,
         after=after,
         readout=moments_table(z),
     )
@@ -144,7 +146,7 @@ def build_operators(
 
 def _dynamics(
     early: Float[Tensor, "*b k p"], late: Float[Tensor, "*b k p"], lam: float | Tensor
-) -> dict[str, Tensor]:
+) -> tuple[Float[Tensor, "*b p p"], Float[Tensor, "*b p k"]]:
     """The transition in coordinates, and the weights of a prediction on the later points.
 
     Math: E = (C + lam' I)^-1 early'late / k;  w+ = (C + lam' I)^-1 early'/k applied to u.
@@ -152,4 +154,4 @@ def _dynamics(
     k = early.shape[-2]
     second = early.mT @ early / k
     prediction = ridge_solve(second, early.mT / k, ridge=lam, name="lam_transition")
-    return {"transition": prediction @ late, "prediction": prediction}
+    return prediction @ late, prediction

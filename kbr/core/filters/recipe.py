@@ -65,6 +65,13 @@ class Recipe:
         widths = tuple(self.widths) if x_free else (1.0,)
         return [(scale, width) for scale in scales for width in widths]
 
+    def tolerance(self, *, lam: float, eta: float = 1.0) -> float:
+        """Of the factors, for posterior means that agree with dense ones to 1e-6 over 200 steps.
+
+        Rank lost in z is an error over eta in the ratio, so small eta need a closer factor.
+        """
+        return max(min(1e-7 * lam, 1e-4 * eta, 1e-9), 1e-13)
+
     def latents(
         self, z: Float[Tensor, "*b n dz"], scale: float | Tensor, tolerance: float
     ) -> Features:

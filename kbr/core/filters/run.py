@@ -18,18 +18,18 @@ def run_filter(
     """Filter every sequence from the uniform start; `query` holds the observations' coordinates."""
     now = operators.start(query.shape[-3])
     prior: Step | None = now
-    moments, evidence, sizes, states = [], [], [], []
-    for t in range(query.shape[-2]):
-        now = operators.step(prior, now.state, query[..., t, :], seen[..., t], lam)
+    moments, evidence, norms, states = [], [], [], []
+    for x, there in zip(query.unbind(-2), seen.unbind(-1), strict=True):
+        now = operators.step(prior, now.state, x, there, lam)
         prior = None
         moments.append(now.moments)
         evidence.append(now.evidence)
         states.append(now.state)
-        sizes.append(_size(now.weights))
+        norms.append(torch.linalg.vector_norm(now.weights, dim=-1))
     return result_from_moments(
         torch.stack(moments, -2),
         torch.stack(evidence, -1),
-        torch.stack(sizes, -1),
+        torch.stack(norms, -1),
         torch.stack(states, -2),
         operators.points.shape[-1],
     )
@@ -44,9 +44,9 @@ def run_smoother(
 ) -> KernelFilterResult:
     """Beliefs given the whole sequence: a filter forwards, one backwards, and one update of both.
 
-    Math: p(z_t | all x but x_t) / p(z_t) = r_t s_t up to a constant, with r_t the ratio predicted from
-          the past and s_t the one predicted from the future by the reversed transition; the rule
-          with this ratio and x_t gives the smoothed weights.
+    Math: p(z_t | all x but x_t) / p(z_t) = r_t s_t up to a constant, r_t the ratio predicted from
+          the past, s_t the one predicted from the future by the reversed transition; the rule with
+          this ratio and x_t gives the smoothed weights.
     Ref:  Bresler 1986 (two-filter smoothing), here with learned ratios in place of densities.
     """
     backwards = operators.reverse(lam_transition)
@@ -54,7 +54,7 @@ def run_smoother(
     future = run_filter(backwards, query.flip(-2), seen.flip(-1), lam)
     ratios = _predicted(operators, past) * _predicted(backwards, future).flip(-2)
     rule, n = operators.rule, operators.n
-    moments, sizes, states = [], [], []
+    moments, norms, states = [], [], []
     for t in range(query.shape[-2]):
         r = normalize_ratio(ratios[..., t, :])
         weights = operators.update.weights(rule, r, query[..., t, :], lam)
@@ -63,11 +63,11 @@ def run_smoother(
         weights = torch.where(usable, weights / total, r / n)
         moments.append(weights @ operators.readout)
         states.append(weights @ operators.phi)
-        sizes.append(_size(weights))
+        norms.append(torch.linalg.vector_norm(weights, dim=-1))
     return result_from_moments(
         torch.stack(moments, -2),
         past.evidence,
-        torch.stack(sizes, -1),
+        torch.stack(norms, -1),
         torch.stack(states, -2),
         operators.points.shape[-1],
     )
@@ -76,12 +76,8 @@ def run_smoother(
 def _predicted(operators: FilterOperators, run: KernelFilterResult) -> Float[Tensor, "*b s t n"]:
     """Ratios of the predictions for every step of a run; before the first step it is one."""
     assert run.states is not None
-    m = run.states[..., :-1, :] @ operators.transition.unsqueeze(-3)
-    ratio = normalize_ratio(m @ operators.ratio.mT.unsqueeze(-3))
-    first = ratio.new_ones(*run.states.shape[:-2], 1, operators.n)
+    states = run.states[..., :-1, :]
+    m = states.flatten(-3, -2) @ operators.transition
+    ratio = normalize_ratio(operators.ratio(m)).unflatten(-2, states.shape[-3:-1])
+    first = ratio.new_ones(*states.shape[:-2], 1, operators.n)
     return torch.cat([first, ratio], -2)
-
-
-def _size(weights: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
-    """Effective sample size; 0 where all weights are."""
-    return weights.sum(-1).square() / weights.square().sum(-1).clamp_min(1e-300)

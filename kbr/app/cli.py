@@ -1,0 +1,55 @@
+"""Console commands. Only light imports here: `--help` must answer at once."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+CONFIGS = str(_PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs")
+
+
+def _name_this_run() -> None:
+    """One id for all processes of a run, whoever launches them, before Hydra builds folder names."""
+    known = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+    given = next((os.environ[name] for name in known if os.environ.get(name)), None)
+    os.environ.setdefault("KBR_RUN_ID", given or time.strftime("%Y-%m-%d_%H-%M-%S"))
+    OmegaConf.register_new_resolver(
+        "resume_or", lambda resume, folder: folder if resume is None else resume, replace=True
+    )
+
+
+@hydra.main(version_base="1.3", config_path=CONFIGS, config_name="train")
+def _train(config: DictConfig) -> Any:
+    from kbr.app.job import train_job
+
+    return train_job(config)
+
+
+@hydra.main(version_base="1.3", config_path=CONFIGS, config_name="evaluate")
+def _evaluate(config: DictConfig) -> Any:
+    from kbr.app.evaluation import evaluate_job
+
+    return evaluate_job(config)
+
+
+def train() -> None:
+    """`kbr-train`: train one model, or a sweep with -m."""
+    _name_this_run()
+    _train()
+
+
+def evaluate() -> None:
+    """`kbr-evaluate`: test metrics and pictures of a finished run."""
+    _name_this_run()
+    _evaluate()
+
+
+def stop(message: str) -> None:
+    """End with one clear message and exit code 2."""
+    sys.stderr.write(f"kbr: {message}\n")
+    raise SystemExit(2)

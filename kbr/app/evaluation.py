@@ -1,0 +1,52 @@
+"""Evaluate a finished run from its folder alone: same data, same checkpoint, same numbers."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from kbr.app.cli import stop
+from kbr.app.figures import run_figures
+from kbr.app.job import saved_config, trial_seeds, write_outcome
+from kbr.app.run_folder import MANIFEST, write_atomically
+from kbr.core.errors import KbrError
+
+
+def evaluate_job(config: DictConfig) -> float:
+    """The task function of evaluate.py."""
+    try:
+        if config.run is None:
+            raise KbrError("say which run to evaluate: python evaluate.py run=outputs/...")
+        return evaluate_run(Path(config.run))
+    except KbrError as error:
+        stop(str(error))
+        raise
+
+
+def evaluate_run(folder: Path) -> float:
+    """Writes evaluation/ with metrics.json, results.csv, posterior.npz and figures."""
+    saved = saved_config(folder)
+    if not (folder / MANIFEST).is_file():
+        raise KbrError(f"{folder} has not finished: it has no {MANIFEST}. Resume or repeat the run.")
+    torch.set_num_threads(saved.trainer.threads)
+    seeds = trial_seeds(saved)
+    problem = instantiate(saved.data.problem)
+    method = instantiate(saved.model, _convert_="all")
+    outcome = method.evaluate(problem, seeds, folder)
+    target = folder / "evaluation"
+    metrics = write_outcome(target, problem, method.name, seeds, outcome)
+    _save_posterior(target / "posterior.npz", outcome.mean, outcome.cov, outcome.truth)
+    run_figures(target / "figures", outcome)
+    print(f"{method.name} on {problem.name}, {len(seeds)} trial(s)")
+    print(f"  test/mse   {metrics['test/mse']:.6f}")
+    print(f"  written:   {target}")
+    return metrics["test/mse"]
+
+
+def _save_posterior(path: Path, mean: torch.Tensor, cov: torch.Tensor, truth: torch.Tensor) -> None:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, mean=mean.numpy(), cov=cov.numpy(), truth=truth.numpy())
+    write_atomically(path, buffer.getvalue())

@@ -1,0 +1,172 @@
+"""One training run: build, run all trials, write the run folder, say what came out."""
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from kbr.app.cli import stop
+from kbr.app.figures import run_figures
+from kbr.app.methods import Outcome
+from kbr.app.monitoring import log_outcome
+from kbr.app.problems import Problem
+from kbr.app.run_folder import (
+    BEST,
+    MANIFEST,
+    METRICS,
+    RESULTS,
+    RunContext,
+    is_finished,
+    manifest,
+    save_checkpoint,
+    write_json,
+    write_rows,
+)
+from kbr.app.trainer import trainer_settings
+from kbr.core.errors import KbrError
+
+FAILURE = "failure.txt"
+
+
+def train_job(config: DictConfig) -> float | None:
+    """The task function: returns test/mse, so that sweepers can minimise it."""
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    sweeping = hydra.mode == RunMode.MULTIRUN
+    if sweeping and is_finished(folder, config):
+        print(f"  {folder.name}: already finished, skipped")
+        return None
+    (folder / FAILURE).unlink(missing_ok=True)
+    try:
+        return _run(config, folder, sweeping)
+    except KbrError as error:
+        if not sweeping:
+            _remove_if_empty(folder)
+            stop(str(error))
+        (folder / FAILURE).write_text(f"{error}\n")
+        print(f"  {folder.name}: failed: {error}", file=sys.stderr)
+        return None
+
+
+def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
+    torch.set_num_threads(config.trainer.threads)
+    seeds = trial_seeds(config)
+    problem = instantiate(config.data.problem)
+    method = instantiate(config.model, _convert_="all")
+    context = RunContext(
+        folder=folder,
+        trainer=trainer_settings(config),
+        resume=Path(config.resume) if config.resume else None,
+        quiet=sweeping,
+    )
+    if not sweeping:
+        print(f"{method.name} on {problem.name}, {len(seeds)} trial(s), folder {folder}")
+    started = time.perf_counter()
+    outcome = method.run(problem, seeds, context)
+    seconds = time.perf_counter() - started
+    metrics = write_outcome(folder, problem, method.name, seeds, outcome)
+    if outcome.state:  # trained models have written theirs already
+        save_checkpoint(folder / BEST, outcome.state)
+    log_outcome(folder, metrics, run_figures(folder / "figures", outcome))
+    write_json(folder / MANIFEST, {**manifest(config), "seconds": round(seconds, 3)})
+    _report(folder, method.name, metrics, outcome, sweeping, seconds)
+    return metrics["test/mse"]
+
+
+def trial_seeds(config: DictConfig) -> list[int]:
+    """The seeds seed .. seed + trials - 1."""
+    if config.trials < 1:
+        raise KbrError(f"trials must be at least 1; got {config.trials}.")
+    return list(range(config.seed, config.seed + config.trials))
+
+
+def write_outcome(
+    folder: Path, problem: Problem, model: str, seeds: Sequence[int], outcome: Outcome
+) -> dict[str, Any]:
+    """metrics.json (flat) and results.csv (a row for each trial)."""
+    mse = outcome.mse
+    steps = outcome.mean.shape[-2] * len(seeds)
+    metrics: dict[str, Any] = {
+        "test/mse": float(mse.mean()),
+        "test/mse_stderr": float(mse.std() / len(seeds) ** 0.5) if len(seeds) > 1 else 0.0,
+        "test/trials": len(seeds),
+        "fit/seconds": outcome.fit_seconds,
+        "filter/seconds_per_step": outcome.test_seconds / steps,
+        **outcome.info,
+    }
+    if outcome.evidence is not None:
+        metrics["test/steps_without_evidence"] = int((~outcome.evidence).sum())
+    for name, values in outcome.chosen.items():
+        key = "val/mse" if name == "val_mse" else f"chosen/{name}"
+        if not bool(values.isnan().any()):
+            metrics[key] = float(values.double().mean())
+    rows = [
+        {
+            **problem.columns(),
+            "model": model,
+            "seed": seed,
+            **{name: _tidy(float(values[i])) for name, values in outcome.chosen.items()},
+            "mse": float(mse[i]),
+            "seconds": round((outcome.fit_seconds + outcome.test_seconds) / len(seeds), 4),
+        }
+        for i, seed in enumerate(seeds)
+    ]
+    write_rows(folder / RESULTS, rows)
+    write_json(folder / METRICS, metrics)
+    return metrics
+
+
+def _tidy(value: float) -> float | str:
+    return "" if value != value else float(f"{value:.6g}")
+
+
+def _report(
+    folder: Path,
+    model: str,
+    metrics: dict[str, Any],
+    outcome: Outcome,
+    sweeping: bool,
+    seconds: float,
+) -> None:
+    line = f"{metrics['test/mse']:.4f}"
+    if metrics["test/trials"] > 1:
+        line += f" ± {metrics['test/mse_stderr']:.4f}"
+    if sweeping:
+        print(f"  {folder.name:<44} mse {line:<18} {seconds:6.1f} s")
+        return
+    print(f"\n  test/mse   {line}   ({seconds:.1f} s)")
+    for name in ("val/mse", "test/mse_of_zero", "test/mse_of_raw_kernel"):
+        if name in metrics:
+            print(f"  {name:<10} {metrics[name]:.4f}")
+    if "filter/engine" in metrics:
+        print(f"  engine     {metrics['filter/engine']}")
+    for note in outcome.notes:
+        print(f"  note: {note}: widen that grid if the error matters")
+    print(f"\n  run folder:  {folder}")
+    print(f"  evaluate:    python evaluate.py run={folder}")
+    print(f"  monitor:     tensorboard --logdir {folder.parent}")
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """A run that could not start leaves no folder behind."""
+    left = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if left and left <= {".hydra", "train.log"}:
+        shutil.rmtree(folder)
+
+
+def saved_config(folder: Path) -> DictConfig:
+    """The config a run was started with."""
+    path = folder / ".hydra" / "config.yaml"
+    if not path.is_file():
+        raise KbrError(f"{folder} is no run folder: it has no .hydra/config.yaml. Set run=...")
+    loaded = OmegaConf.load(path)
+    assert isinstance(loaded, DictConfig)
+    return loaded

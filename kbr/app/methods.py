@@ -1,0 +1,222 @@
+"""Models as the command line runs them: several independent trials in one call.
+
+A method takes a problem and seeds and gives an `Outcome`; closed-form methods run all seeds as one
+batch. `evaluate` gives the same outcome again from the checkpoint's contents.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kbr.app.progress import grid_progress
+from kbr.app.problems import Filtering, PosteriorMean, Problem
+from kbr.app.run_folder import BEST, RunContext, load_checkpoint
+from kbr.core.embedding import Embedding
+from kbr.core.errors import KbrError
+from kbr.core.filters.kernel_bayes import ETAS, SCALES, WIDTHS, KernelBayesFilter
+from kbr.core.filters.result import FilterResult
+from kbr.core.filters.tuning import CHOICES
+from kbr.core.ratios import ExactRatio, KuLSIF
+from kbr.core.rule_tuning import tune_rule
+from kbr.core.rules import ImportanceWeightedRule, Rule
+
+KIND = "kbr.kernel"  # of the checkpoints written here
+PAPER_RIDGE = 0.2  # eta = lam in the paper's posterior-mean experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Answers and truth of every trial, what was chosen, how long it took, what to keep."""
+
+    mean: Tensor  # [trials, steps, dz]
+    cov: Tensor  # [trials, steps, dz, dz]
+    truth: Tensor  # [trials, steps, dz]
+    chosen: dict[str, Tensor] = field(default_factory=dict)  # each [trials]
+    fit_seconds: float = 0.0
+    test_seconds: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    state: dict[str, Any] = field(default_factory=dict)
+    evidence: Tensor | None = None
+
+    @property
+    def mse(self) -> Tensor:
+        """Squared distance summed over coordinates, averaged over steps: one number a trial."""
+        return (self.mean - self.truth).square().sum(-1).mean(-1)
+
+
+class Method(Protocol):
+    """One model of the command line."""
+
+    name: str
+
+    def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome: ...
+
+    def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelMethod:
+    """Kernel Bayes' rule: a posterior for each observation, or a filter, as the problem asks."""
+
+    name: str
+    rule: Rule
+    lam: float | None = None
+    eta: float | None = None
+    lam_transition: float | None = None
+    tune: bool = False
+    true_ratio: bool = False
+    scales: Sequence[float] = SCALES
+    widths: Sequence[float] = WIDTHS
+    etas: Sequence[float] = ETAS
+    lams: Sequence[float] | None = None
+    engine: str = "auto"
+
+    def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
+        if isinstance(problem, PosteriorMean):
+            return self._posterior(problem, seeds, None)
+        if self.true_ratio:
+            raise KbrError(
+                f"model={self.name} knows the true density ratio only for data=gaussian; got "
+                f"data={problem.name}. Use model=iw."
+            )
+        data = problem.trials(seeds)
+        started = time.perf_counter()
+        made = self._filter()
+        progress = grid_progress(len(seeds) * len(self._lams()), context.quiet)
+        made.fit(data.x_train, data.z_train, progress=progress)
+        seconds = time.perf_counter() - started
+        return self._filtered(made, problem, data, seconds)
+
+    def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
+        state = load_checkpoint(folder / BEST, kind=KIND)
+        if isinstance(problem, PosteriorMean):
+            return self._posterior(problem, seeds, state)
+        started = time.perf_counter()
+        made = self._filter().restore(state["filter"])
+        seconds = time.perf_counter() - started
+        return self._filtered(made, problem, problem.trials(seeds), seconds)
+
+    def _lams(self) -> Sequence[float]:
+        if self.lam is not None:
+            return [self.lam]
+        return self.lams if self.lams is not None else self.rule.LAMS
+
+    def _filter(self) -> KernelBayesFilter:
+        return KernelBayesFilter(
+            rule=replace(self.rule, lam=self.lam),
+            eta=self.eta,
+            lam_transition=self.lam_transition,
+            scales=tuple(self.scales),
+            widths=tuple(self.widths),
+            etas=tuple(self.etas),
+            lams=self.lams,
+            engine=self.engine,  # type: ignore[arg-type]
+        )
+
+    def _filtered(
+        self, made: KernelBayesFilter, problem: Filtering, data: Any, seconds: float
+    ) -> Outcome:
+        started = time.perf_counter()
+        result = made.filter(data.x_test)
+        operators = made.operators
+        return Outcome(
+            mean=result.mean,
+            cov=result.cov,
+            evidence=result.evidence,
+            truth=data.z_test.to(result.mean),
+            chosen={name: getattr(made.choice, name) for name in CHOICES},
+            fit_seconds=seconds,
+            test_seconds=time.perf_counter() - started,
+            info={
+                "filter/engine": operators.update.name,
+                "filter/rank_z": operators.phi.shape[-1],
+            },
+            notes=made.choice.edges,
+            state={"kind": KIND, "filter": made.state()},
+        )
+
+    def _posterior(
+        self, problem: PosteriorMean, seeds: Sequence[int], state: dict[str, Any] | None
+    ) -> Outcome:
+        data = problem.trials(seeds)
+        prior = Embedding.from_samples(data.z_prior)
+        started = time.perf_counter()
+        chosen: dict[str, Tensor] = {}
+        if state is not None:
+            chosen = state["chosen"]
+        elif self.tune:
+            if not isinstance(self.rule, ImportanceWeightedRule) or self.true_ratio:
+                raise KbrError(
+                    f"model.tune=true chooses for importance weighting with KuLSIF; got "
+                    f"model={self.name}. Use model=iw or model=iw_paper."
+                )
+            tuned = tune_rule(self.rule, data.x_train, data.z_train, prior)
+            chosen = {
+                "scale_x": tuned.scale_x,
+                "scale_z": torch.ones_like(tuned.eta),
+                "eta": tuned.eta,
+                "lam": tuned.lam,
+            }
+        else:
+            ones = torch.ones(len(seeds), dtype=torch.float64)
+            chosen = {
+                "scale_x": ones,
+                "scale_z": ones,
+                "eta": ones * (self.eta or PAPER_RIDGE),
+                "lam": ones * (self.lam or PAPER_RIDGE),
+            }
+        ratio = ExactRatio(function=data.ratio) if self.true_ratio else KuLSIF(eta=chosen["eta"])
+        rule = replace(
+            self.rule,
+            kernel_x=replace(self.rule.kernel_x, scale=chosen["scale_x"]),  # type: ignore[type-var]
+            kernel_z=replace(self.rule.kernel_z, scale=chosen["scale_z"]),  # type: ignore[type-var]
+            ratio=ratio,
+            lam=chosen["lam"],
+        )
+        fitted = rule.fit(data.x_train, data.z_train)
+        middle = time.perf_counter()
+        posterior = fitted.posterior(data.x_test, prior)
+        return Outcome(
+            mean=posterior.mean,
+            cov=posterior.cov,
+            truth=data.mean,
+            chosen=chosen,
+            fit_seconds=middle - started,
+            test_seconds=time.perf_counter() - middle,
+            info={"test/mse_of_zero": float(data.mean.square().sum(-1).mean())},
+            state={"kind": KIND, "chosen": chosen},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelMethod:
+    """A classical filter that is given the true model; it has nothing to fit."""
+
+    name: str
+    filter: Any  # builds the filter from model=StateSpaceModel
+
+    def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
+        return self.evaluate(problem, seeds, context.folder)
+
+    def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
+        if not isinstance(problem, Filtering):
+            raise KbrError(
+                f"model={self.name} is a filter; data={problem.name} has no dynamics. Use model=iw, "
+                "iw_paper, original or iw_true_ratio, or another data."
+            )
+        data = problem.trials(seeds)
+        started = time.perf_counter()
+        result: FilterResult = self.filter(model=problem.task.state_space()).filter(data.x_test)
+        return Outcome(
+            mean=result.mean,
+            cov=result.cov,
+            evidence=result.evidence,
+            truth=data.z_test.to(result.mean),
+            test_seconds=time.perf_counter() - started,
+        )

@@ -1,0 +1,77 @@
+"""What a run is asked to do: which data, how many, and what counts as an error."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from kbr.core.datasets.dsprites_file import DSpritesFile
+from kbr.core.datasets.dynamics import FilteringData
+from kbr.core.datasets.gaussian import GaussianData, GaussianTask
+from kbr.core.datasets.sprites import SpriteRenderer, SpriteSource
+from kbr.core.errors import KbrError
+from kbr.core.filters.state_space import StateSpaceModel
+
+
+class FilteringTask(Protocol):
+    """Data for filters: sequences from a seed, and the true model where it is known."""
+
+    def generate(self, *, n_train: int, n_test: int, seed: int) -> FilteringData: ...
+
+    def state_space(self) -> StateSpaceModel: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filtering:
+    """Estimate the latent at every step of a test sequence from the observations so far."""
+
+    name: str
+    n_train: int
+    n_test: int
+    task: Any
+
+    def data(self, seed: int) -> FilteringData:
+        """One data set."""
+        return self.task.generate(n_train=self.n_train, n_test=self.n_test, seed=seed)
+
+    def trials(self, seeds: Sequence[int]) -> FilteringData:
+        """Independent data sets stacked along a leading dimension; seed k always gives the same."""
+        made = [self.data(seed) for seed in seeds]
+        names = [field.name for field in fields(FilteringData)]
+        return FilteringData(**{n: torch.stack([getattr(m, n) for m in made]) for n in names})
+
+    def columns(self) -> dict[str, object]:
+        return {"data": self.name, "n_train": self.n_train}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PosteriorMean:
+    """Estimate the posterior mean at given observations for a prior that differs from the data's."""
+
+    name: str
+    task: GaussianTask
+
+    def trials(self, seeds: Sequence[int]) -> GaussianData:
+        return self.task.trials(list(seeds))
+
+    def columns(self) -> dict[str, object]:
+        return {"data": self.name, "n_train": self.task.n_train, "dim": self.task.dim}
+
+
+Problem = Filtering | PosteriorMean
+
+
+def sprite_source(kind: str, path: str | None) -> SpriteSource:
+    """`rendered` sprites need no file; `file` reads the published dSprites archive at `path`."""
+    if kind == "rendered":
+        return SpriteRenderer()
+    if kind != "file":
+        raise KbrError(f"data.source must be 'rendered' or 'file'; got {kind!r}.")
+    if path is None or not Path(path).is_file():
+        raise KbrError(
+            f"data.source=file needs the dSprites archive; data.path={path} is no file. Get it with "
+            "`python -m kbr.core.datasets.dsprites_file`, or set data.source=rendered."
+        )
+    return DSpritesFile(path=Path(path))

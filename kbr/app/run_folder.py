@@ -1,0 +1,147 @@
+"""A run folder: what is written, in which form, and never half."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import pickle
+import platform
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+import kbr
+from kbr.core.errors import KbrError
+
+METRICS = "metrics.json"
+RESULTS = "results.csv"
+MANIFEST = "run.json"
+BEST = Path("checkpoints") / "best.ckpt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """Where a run writes and what it may use."""
+
+    folder: Path
+    trainer: dict[str, Any]
+    resume: Path | None = None
+    quiet: bool = False
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the target, then rename: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    write_atomically(path, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """CSV with the union of all columns, in order of first appearance."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Tensors and plain containers only, so that it loads without running code."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def load_checkpoint(path: Path, *, kind: str) -> dict[str, Any]:
+    """Load safely; a broken or foreign file is a clear error."""
+    if not path.is_file():
+        raise KbrError(f"no checkpoint at {path}: the run has not finished, or run= is wrong.")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise KbrError(f"{path} is truncated or no checkpoint: {_first_line(error)}") from error
+    except pickle.UnpicklingError as error:
+        raise KbrError(
+            f"{path} holds something other than tensors and plain values, so it was not loaded: "
+            f"{_first_line(error)}"
+        ) from error
+    if not isinstance(content, dict) or content.get("kind") != kind:
+        found = content.get("kind") if isinstance(content, dict) else type(content).__name__
+        raise KbrError(
+            f"{path} is not a checkpoint of this model: expected kind {kind}, found {found}. Use the "
+            "checkpoint that belongs to this run's model."
+        )
+    return content
+
+
+def fingerprint(config: DictConfig) -> str:
+    """A hash of what decides the numbers: the config without folders and progress."""
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    decisive = {k: v for k, v in plain.items() if k not in ("resume", "hydra", "figure", "quiet")}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def manifest(config: DictConfig) -> dict[str, Any]:
+    """What was run, with which versions, where."""
+    return {
+        "fingerprint": fingerprint(config),
+        "kbr": kbr.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "commit": _commit(),
+    }
+
+
+def is_finished(folder: Path, config: DictConfig) -> bool:
+    """Whether the folder holds the complete results of exactly this config."""
+    try:
+        done = json.loads((folder / MANIFEST).read_text())
+    except (OSError, json.JSONDecodeError):
+        return False
+    complete = (folder / METRICS).is_file() and (folder / RESULTS).is_file()
+    return complete and done.get("fingerprint") == fingerprint(config)
+
+
+def _commit() -> str | None:
+    """The commit of the checkout kbr runs from, if it is one."""
+    root = Path(kbr.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    asked = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return asked.stdout.strip() or None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,69 @@
+"""One callback: remembers the best weights, stops early, and writes last.ckpt."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+from torch import Tensor
+
+from kbr.training.checkpoint import write_atomically
+
+
+class KeepBest(lightning.Callback):
+    """Best weights by `val/mse`, early stopping, and a checkpoint every so many epochs.
+
+    All of its state is in last.ckpt, the best weights too: a run continued from there ends like
+    one that was never interrupted.
+    """
+
+    def __init__(self, path: Path, *, patience: int, every: int) -> None:
+        self.path, self.patience, self.every = path, patience, every
+        self.score = float("inf")
+        self.epoch = 0
+        self.waited = 0
+        self.finished = False
+        self.weights: dict[str, Tensor] = {}
+
+    def on_validation_end(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule
+    ) -> None:
+        score = float(trainer.callback_metrics["val/mse"])
+        if score < self.score:
+            self.score, self.epoch, self.waited = score, trainer.current_epoch + 1, 0
+            self.weights = {
+                name: value.detach().cpu().clone() for name, value in module.state_dict().items()
+            }
+        else:
+            self.waited += 1
+        if self.waited >= self.patience:
+            trainer.should_stop = True
+
+    def on_train_epoch_end(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule
+    ) -> None:
+        epoch = trainer.current_epoch + 1
+        self.finished = trainer.should_stop or epoch >= (trainer.max_epochs or epoch)
+        if self.finished or epoch % self.every == 0:
+            self.save(trainer)
+
+    def save(self, trainer: lightning.Trainer) -> None:
+        """Every worker takes part in gathering the state; the first one writes."""
+        if trainer.is_global_zero:
+            write_atomically(
+                self.path, lambda path: trainer.save_checkpoint(path, weights_only=False)
+            )
+        else:
+            trainer.save_checkpoint(self.path, weights_only=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "score": self.score,
+            "epoch": self.epoch,
+            "waited": self.waited,
+            "finished": self.finished,
+            "weights": self.weights,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, value in state_dict.items():
+            setattr(self, name, value)

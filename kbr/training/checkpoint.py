@@ -1,0 +1,84 @@
+"""Checkpoints: whole or absent on disk, and read without running anything they hold."""
+
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kbr.core.errors import KbrError
+
+VERSION = 1
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """`write` a temporary neighbour, flush it to disk, then put it in the place of `path`.
+
+    A process killed at any moment leaves the old file or the new one, never a part of one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb") as handle:
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save(path: Path, content: Mapping[str, Any]) -> None:
+    """Plain containers and tensors only: `load` refuses anything else."""
+    write_atomically(path, lambda temporary: torch.save(dict(content), temporary))
+
+
+def load(path: str | Path, *, kind: str) -> dict[str, Any]:
+    """The content of a checkpoint of this kind, with weights_only=True."""
+    path = Path(path)
+    if not path.is_file():
+        raise KbrError(f"there is no checkpoint at {path}. Pass the path of a run's best.ckpt.")
+    if not zipfile.is_zipfile(path):
+        raise KbrError(
+            f"{path} ({path.stat().st_size} bytes) is truncated or no checkpoint at all. Copy it "
+            "again, or train again."
+        )
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise KbrError(
+            f"{path} holds code or objects beside tensors and plain values; kbr never runs what a "
+            "checkpoint holds, and writes none like it. Use a checkpoint written by kbr."
+        ) from error
+    except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
+        raise KbrError(
+            f"{path} cannot be read, it is damaged ({error}). Copy it again, or train again."
+        ) from error
+    found = content.get("kind") if isinstance(content, dict) else None
+    if found != kind:
+        raise KbrError(
+            f"{path} holds {found or 'no kbr model'}; expected {kind}. Choose the model that "
+            "the checkpoint was trained with, or the checkpoint of this model."
+        )
+    if content.get("version") != VERSION:
+        raise KbrError(
+            f"{path} has format version {content.get('version')}; this kbr reads {VERSION}. "
+            "Use the version of kbr that wrote it, or train again."
+        )
+    return dict(content)
+
+
+def plain(value: Any) -> Any:
+    """Mappings, sequences and numbers as dict, list, str, int, float, bool or None.
+
+    Anything else (a path, a class) becomes its string: checkpoints hold no objects.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "__iter__"):
+        return [plain(item) for item in value]
+    return str(value)

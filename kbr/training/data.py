@@ -1,0 +1,41 @@
+"""The data module: one training sequence, its first part to train on, its end to validate on."""
+
+from collections.abc import Iterator
+
+import lightning
+from torch import Tensor
+
+from kbr.core.filters.tuning import validation_start
+
+Batch = tuple[Tensor, Tensor]
+
+
+class FullBatch:
+    """A loader of one batch: the closed-form loss is a function of all points together."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield self.batch
+
+    def __len__(self) -> int:
+        return 1
+
+
+class SequenceData(lightning.LightningDataModule):
+    """x [T, ...] and z [T, dz]; rows from `cut` on are the validation block.
+
+    The validation batch is the whole training sequence: the filter is built from its first part.
+    """
+
+    def __init__(self, x: Tensor, z: Tensor) -> None:
+        super().__init__()
+        self.x, self.z = x, z
+        self.cut = validation_start(z.shape[0])
+
+    def train_dataloader(self) -> FullBatch:
+        return FullBatch((self.x[: self.cut], self.z[: self.cut]))
+
+    def val_dataloader(self) -> FullBatch:
+        return FullBatch((self.x, self.z))

@@ -1,0 +1,92 @@
+"""IW(NN): features of observations trained on the closed-form loss."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from kbr.core.features import Identity, fourier_features
+from kbr.core.filters.kernel_bayes import KernelBayesFilter
+from kbr.core.objectives import (
+    FeatureSums,
+    feature_sums,
+    loss_and_cotangents,
+    loss_from_sums,
+    share_of_loss,
+)
+from kbr.core.rules import ImportanceWeightedRule
+from kbr.training.data import Batch
+from kbr.training.sequence_module import SequenceModule
+
+COLLAPSED = 0.01  # features that explain less than this share of the targets explain nothing
+
+
+class FeatureModule(SequenceModule):
+    """Trains psi so that phi(z) is a linear function of psi(x), z's features being fixed.
+
+    Math: min over psi of (sum_i |phi_i|^2 - tr(B'A^-1 B)) / n,  A = Psi'Psi + n lam I, B = Psi'Phi,
+          phi: random Fourier features of a Gaussian kernel, `frequencies` already over bandwidth.
+    Ref:  Xu et al. 2022, sections 3.3 and 5.3 (r = 1 for filtering).
+
+    The validation error is that of the kernel Bayes filter built from the first part of the
+    training sequence, on its end. Several workers each take a share of the points: their sums are
+    added up, so the loss and its gradient are those of the full batch.
+    """
+
+    frequencies: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        x: Tensor,
+        frequencies: Tensor,
+        *,
+        lam: float,
+        tuning: dict[str, Any],
+        **shared: Any,
+    ) -> None:
+        super().__init__(encoder, x, **shared)
+        self.register_buffer("frequencies", frequencies)
+        self.lam, self.tuning = lam, tuning
+
+    def targets(self, z: Float[Tensor, "n dz"]) -> Float[Tensor, "n p"]:
+        return fourier_features(z.to(self.frequencies), self.frequencies)
+
+    def explained(self, psi: Float[Tensor, "n d"], z: Float[Tensor, "n dz"]) -> float:
+        """Share of the targets that the features explain: near zero, they have collapsed."""
+        sums = feature_sums(psi, self.targets(z))
+        return float(1 - loss_from_sums(sums, lam=self.lam) * sums.n / sums.energy)
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        world, rank = self.trainer.world_size, self.trainer.global_rank
+        x, z = (part[rank::world] for part in batch)
+        with self.epoch_randomness():
+            psi = self.encode(x)
+        part = feature_sums(psi, self.targets(z))
+        total = part if world == 1 else self._over_workers(part)
+        if world == 1:
+            loss = loss_from_sums(total, lam=self.lam)
+        else:
+            value, cotangents = loss_and_cotangents(total, lam=self.lam)
+            share = world * share_of_loss(part, cotangents)  # workers' gradients are averaged
+            loss = share + (value - share).detach()
+        self.log_sometimes("train/loss", loss.detach())
+        self.log_sometimes("train/explained", 1 - loss.detach() * total.n / total.energy)
+        return loss
+
+    def validation_step(self, batch: Batch, index: int) -> None:
+        x, z = batch
+        psi = self.encode(x).to(device="cpu", dtype=torch.float64)
+        filt = KernelBayesFilter(rule=ImportanceWeightedRule(kernel_x=Identity()), **self.tuning)
+        error = filt.fit(psi, z.to(device="cpu", dtype=torch.float64)).choice.val_mse
+        self.log_validation(error)
+
+    def _over_workers(self, part: FeatureSums) -> FeatureSums:
+        sums = (part.second, part.cross, part.energy)
+        second, cross, energy = (
+            self.trainer.strategy.reduce(value.detach().clone(), reduce_op="sum") for value in sums
+        )
+        count = torch.tensor(float(part.n), device=part.energy.device)
+        n = int(self.trainer.strategy.reduce(count, reduce_op="sum"))
+        return FeatureSums(second, cross, energy, n)

@@ -1,0 +1,137 @@
+"""IW(NN): the kernel Bayes filter on learned features of the observations."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from kbr.core.errors import KbrError
+from kbr.core.features import Identity, RandomFourier
+from kbr.core.filters.belief import Belief, KernelFilterResult
+from kbr.core.filters.kernel_bayes import ETAS, SCALES, KernelBayesFilter
+from kbr.core.inputs import ArrayLike, as_tensor, check_positive
+from kbr.core.kernels import Gaussian
+from kbr.core.rules import ImportanceWeightedRule
+from kbr.training.feature_module import COLLAPSED, FeatureModule
+from kbr.training.sequence_module import SequenceModule
+from kbr.training.trained_filter import TrainedFilter
+
+LAMS = tuple(10.0**k for k in range(-6, 2))  # learned features want ridges up to 10
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class LearnedFilter(TrainedFilter):
+    """Features psi(x) trained once with r = 1, then the kernel Bayes filter on them.
+
+    lam           ridge of the training loss; far too large a one collapses the features to zero;
+    n_fourier     random Fourier features of z that are the targets;
+    scale         their bandwidth, in median distances of the training latents;
+    lams, scales, etas   grids of the filter fitted after training, on all training steps;
+    coarse_scales the scales tried when the validation error is computed during training.
+
+    Ref: Xu et al. 2022, sections 3.3 and 5.3, Algorithm 2.
+    """
+
+    lam: float = 1e-3
+    n_fourier: int = 512
+    scale: float = 1.0
+    lams: Sequence[float] = LAMS
+    scales: Sequence[float] = SCALES
+    etas: Sequence[float] = ETAS
+    coarse_scales: Sequence[float] = (0.35, 1.0, 2.8)
+
+    kind: ClassVar[str] = "kbr.learned_filter"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("lam", "scale", "n_fourier"):
+            check_positive(getattr(self, name), name=name)
+        RandomFourier(n_features=self.n_fourier)  # which checks that it is even
+        self.collapsed = False
+        self._filter: KernelBayesFilter | None = None
+        self._psi = self._z = torch.empty(0)
+
+    def build(
+        self, encoder: nn.Module, x: Tensor, z: Tensor, shared: dict[str, Any]
+    ) -> FeatureModule:
+        kernel = Gaussian(scale=self.scale).fit(z)
+        targets = RandomFourier(kernel=kernel, n_features=self.n_fourier, seed=shared["seed"])
+        assert kernel.bandwidth is not None
+        frequencies = targets.frequencies(z.shape[-1]) / kernel.bandwidth
+        tuning = {"lams": tuple(self.lams), "scales": tuple(self.coarse_scales), "etas": self.etas}
+        return FeatureModule(encoder, x, frequencies.float(), lam=self.lam, tuning=tuning, **shared)
+
+    def finish(self, module: SequenceModule, x: Tensor, z: Tensor) -> None:
+        psi, _, _ = self.encode(x)
+        self._psi, self._z = psi[0].double(), z
+        assert isinstance(module, FeatureModule)
+        explained = module.explained(self._psi, z)
+        self.collapsed = explained < COLLAPSED
+        if self.collapsed:
+            warnings.warn(
+                "the learned features have collapsed: they tell nothing about the latents (they "
+                f"explain {explained:.2%} of the targets). Lower lam, now {self.lam:g}.",
+                stacklevel=3,
+            )
+        rule = ImportanceWeightedRule(kernel_x=Identity())
+        tuned = KernelBayesFilter(
+            rule=rule, lams=tuple(self.lams), scales=tuple(self.scales), etas=tuple(self.etas)
+        ).fit(self._psi, self._z)
+        choice = tuned.choice
+        self.val_mse = float(choice.val_mse)
+        self.chosen = {
+            "lam": float(choice.lam),
+            "eta": float(choice.eta),
+            "lam_transition": float(choice.lam_transition),
+            "scale": float(choice.scale_z),
+        }
+        self._filter = self._build_filter()
+
+    def _build_filter(self) -> KernelBayesFilter:
+        """The filter of the chosen hyper-parameters: the same after training and from a file."""
+        rule = ImportanceWeightedRule(kernel_x=Identity(), lam=self.chosen["lam"])
+        return KernelBayesFilter(
+            rule=rule,
+            eta=self.chosen["eta"],
+            lam_transition=self.chosen["lam_transition"],
+            scales=(self.chosen["scale"],),
+        ).fit(self._psi, self._z)
+
+    def fitted_state(self) -> dict[str, Any]:
+        return {"psi": self._psi, "z": self._z, "collapsed": self.collapsed}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._psi, self._z, self.collapsed = state["psi"], state["z"], state["collapsed"]
+        self._filter = self._build_filter()
+
+    @property
+    def kernel_filter(self) -> KernelBayesFilter:
+        """The filter on features, for its operators, smoothing and forecasts."""
+        if self._filter is None:
+            raise KbrError("this filter is not fitted yet: call fit(x_train, z_train, ...) first.")
+        return self._filter
+
+    def filter(self, x: ArrayLike) -> KernelFilterResult:
+        """Beliefs at every step of x [*s T ...]; a frame with a NaN is missing and is predicted."""
+        return self.kernel_filter.filter(self._features(x))
+
+    def smooth(self, x: ArrayLike) -> KernelFilterResult:
+        """Beliefs at every step given the whole sequence."""
+        return self.kernel_filter.smooth(self._features(x))
+
+    def init(self) -> Belief:
+        """The belief before any observation."""
+        return self.kernel_filter.init()
+
+    def step(self, belief: Belief, x: ArrayLike) -> Belief:
+        """The belief after one more observation x [...]."""
+        frame = as_tensor(x, name="x").unsqueeze(0)
+        return self.kernel_filter.step(belief, self._features(frame)[0])
+
+    def _features(self, x: ArrayLike) -> Tensor:
+        psi, seen, lead = self.encode(x)
+        psi = torch.where(seen.unsqueeze(-1), psi.double(), torch.nan)
+        return psi.reshape(*lead, *psi.shape[1:])

@@ -1,0 +1,73 @@
+"""The LSTM baseline: the latent from the last few frames, with the same encoder."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from kbr.core.filters.result import mean_squared_error
+from kbr.training.data import Batch
+from kbr.training.sequence_module import SequenceModule
+
+
+class LSTMModule(SequenceModule):
+    """Predicts z_t from the features of x_t-window+1 .. x_t by an LSTM and a linear layer.
+
+    Ref: Xu et al. 2022, section 5.3, the baseline "LSTM" (window 10).
+
+    Each frame is encoded once, not once for every window it is in. Before the first frame the
+    window is filled with copies of it. Latents are scaled to mean zero and variance one inside.
+    """
+
+    z_mean: Tensor
+    z_scale: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        x: Tensor,
+        z: Float[Tensor, "n dz"],
+        *,
+        n_features: int,
+        window: int,
+        hidden: int,
+        **shared: Any,
+    ) -> None:
+        super().__init__(encoder, x, **shared)
+        self.window = window
+        self.lstm = nn.LSTM(n_features, hidden, batch_first=True)
+        self.readout = nn.Linear(hidden, z.shape[-1])
+        scale = z.std(0, correction=0)
+        self.register_buffer("z_mean", z.mean(0).float())
+        self.register_buffer("z_scale", torch.where(scale > 0, scale, 1.0).float())
+
+    def windows(self, psi: Float[Tensor, "t d"]) -> Float[Tensor, "t w d"]:
+        """The last `window` rows up to every row."""
+        padded = torch.cat([psi[:1].expand(self.window - 1, -1), psi])
+        return padded.unfold(0, self.window, 1).mT
+
+    def predict_scaled(self, psi: Float[Tensor, "t d"]) -> Float[Tensor, "t dz"]:
+        states, _ = self.lstm(self.windows(psi))
+        scaled: Tensor = self.readout(states[:, -1])
+        return scaled
+
+    def predict_latents(self, psi: Float[Tensor, "t d"]) -> Float[Tensor, "t dz"]:
+        """Latents of one sequence from its features."""
+        return self.z_mean + self.z_scale * self.predict_scaled(psi)
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        x, z = batch
+        with self.epoch_randomness():
+            scaled = self.predict_scaled(self.encode(x))
+        target = (z.to(scaled) - self.z_mean) / self.z_scale
+        loss = (scaled - target).square().sum(-1).mean()
+        self.log_sometimes("train/loss", loss.detach())
+        return loss
+
+    def validation_step(self, batch: Batch, index: int) -> None:
+        """The error on the validation block, entered without memory, as a test sequence is."""
+        x, z = batch
+        cut = self.trainer.datamodule.cut  # type: ignore[attr-defined]
+        mean = self.predict_latents(self.encode(x[cut:]))
+        self.log_validation(mean_squared_error(mean, z[cut:].to(mean)))

@@ -1,0 +1,95 @@
+"""What both trained models share: a scaled, augmented encoder and its optimiser."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from kbr.training.checkpoint import VERSION
+
+WARM_UP = 0.1  # share of the epochs in which the learning rate grows
+
+
+class SequenceModule(lightning.LightningModule):
+    """An encoder with its input scaling; full-batch Adam, warm-up and cosine decay.
+
+    `noise` is the standard deviation of the fresh noise added to every training observation, in
+    standard deviations of the observations. All random numbers of an epoch (noise, dropout) come
+    from the seed and the epoch's number, so that a resumed run draws the same ones.
+    """
+
+    x_mean: Tensor
+    x_scale: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        x: Float[Tensor, "n ..."],
+        *,
+        epochs: int,
+        lr: float,
+        weight_decay: float,
+        noise: float,
+        seed: int,
+        log_every: int,
+        record: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.epochs, self.lr, self.weight_decay = epochs, lr, weight_decay
+        self.noise, self.seed, self.log_every = noise, seed, log_every
+        self.record = record  # what tells this run from others, kept in every checkpoint
+        axes = [0, *range(2, x.ndim)] if x.ndim == 4 else [0]
+        mean = x.mean(axes, keepdim=True)
+        scale = (x - mean).square().mean(axes, keepdim=True).sqrt()
+        self.register_buffer("x_mean", mean)
+        self.register_buffer("x_scale", torch.where(scale > 0, scale, torch.ones_like(scale)))
+
+    def encode(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b d"]:
+        """Features of observations, with noise in training mode."""
+        scaled = (x - self.x_mean) / self.x_scale
+        if self.training and self.noise > 0:
+            scaled = scaled + self.noise * torch.randn_like(scaled)
+        if scaled.ndim == 4:
+            scaled = scaled.contiguous(memory_format=torch.channels_last)
+        psi: Tensor = self.encoder(scaled)
+        return psi
+
+    @contextmanager
+    def epoch_randomness(self) -> Iterator[None]:
+        """Dropout knows the global random state only: set it for this epoch, then put it back."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            worker = self.global_rank
+            torch.manual_seed((self.seed * 1_000_003 + self.current_epoch) * 1009 + worker)
+            yield
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.lr, weight_decay=self.weight_decay)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def rate(self, epoch: int) -> float:
+        """The learning rate at this epoch as a share of `lr`."""
+        warm = max(1, round(WARM_UP * self.epochs))
+        if epoch < warm:
+            return (epoch + 1) / warm
+        left = (epoch - warm) / max(1, self.epochs - warm)
+        return 0.5 * (1 + math.cos(math.pi * min(left, 1.0)))
+
+    def log_sometimes(self, name: str, value: Tensor) -> None:
+        """Logging every step costs more than a small network's step itself."""
+        if self.current_epoch % self.log_every == 0:
+            self.log(name, value.float(), prog_bar=True)
+
+    def log_validation(self, error: Tensor) -> None:
+        many = self.trainer.world_size > 1  # every worker has the same number
+        self.log("val/mse", error.float(), prog_bar=True, sync_dist=many)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint.update(self.record, version=VERSION)
