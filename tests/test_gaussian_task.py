@@ -80,9 +80,7 @@ def test_trials_are_the_data_sets_of_their_seeds():
         alone = task.generate(torch.Generator().manual_seed(seed))
         assert torch.equal(stacked.x_train[row], alone.x_train)
         assert torch.equal(stacked.mean[row], alone.mean)
-        torch.testing.assert_close(
-            stacked.ratio(stacked.z_train)[row], alone.ratio(alone.z_train)
-        )
+        torch.testing.assert_close(stacked.ratio(stacked.z_train)[row], alone.ratio(alone.z_train))
 
 
 @pytest.mark.parametrize("name", ["dim", "n_train", "n_prior", "n_test"])

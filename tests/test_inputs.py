@@ -105,7 +105,11 @@ ENDLESS[2, 0] = np.inf
     [
         (X[:4], Z, "same number of rows; got 4 observations x and 6 latents z"),
         (X, np.array(3.0), r"z must have shape \[n, dz\]"),
-        (np.ones((3, 6, 2)), np.ones((2, 6, 2)), r"x must have shape \[2, 6, ...\].*got \(3, 6, 2\)"),
+        (
+            np.ones((3, 6, 2)),
+            np.ones((2, 6, 2)),
+            r"x must have shape \[2, 6, ...\].*got \(3, 6, 2\)",
+        ),
         (np.ones(6), np.ones((2, 6, 1)), "x must have shape"),
         (X[:0], Z[:0], "at least one row"),
         (BROKEN, Z, r"x must be finite; 1 of 12.*first at index \(3, 1\)"),

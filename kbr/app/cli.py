@@ -10,7 +10,9 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-CONFIGS = str(_PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs")
+CONFIGS = str(
+    _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
+)
 
 
 def _name_this_run() -> None:

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from kbr.app.cli import stop
 from kbr.app.figures import run_figures
-from kbr.app.job import saved_config, trial_seeds, write_outcome
+from kbr.app.job import build, saved_config, trial_seeds, write_outcome
 from kbr.app.run_folder import MANIFEST, write_atomically
 from kbr.core.errors import KbrError
 
@@ -30,14 +29,16 @@ def evaluate_run(folder: Path) -> float:
     """Writes evaluation/ with metrics.json, results.csv, posterior.npz and figures."""
     saved = saved_config(folder)
     if not (folder / MANIFEST).is_file():
-        raise KbrError(f"{folder} has not finished: it has no {MANIFEST}. Resume or repeat the run.")
+        raise KbrError(
+            f"{folder} has not finished: it has no {MANIFEST}. Resume or repeat the run."
+        )
     torch.set_num_threads(saved.trainer.threads)
     seeds = trial_seeds(saved)
-    problem = instantiate(saved.data.problem)
-    method = instantiate(saved.model, _convert_="all")
+    problem, method = build(saved)
     outcome = method.evaluate(problem, seeds, folder)
     target = folder / "evaluation"
     metrics = write_outcome(target, problem, method.name, seeds, outcome)
+    assert outcome.cov is not None
     _save_posterior(target / "posterior.npz", outcome.mean, outcome.cov, outcome.truth)
     run_figures(target / "figures", outcome)
     print(f"{method.name} on {problem.name}, {len(seeds)} trial(s)")

@@ -43,9 +43,9 @@ def run_figures(folder: Path, outcome: Outcome) -> list[Path]:
     """The first trial: answers against the truth, with two standard deviations where known."""
     folder.mkdir(parents=True, exist_ok=True)
     mean, truth = outcome.mean[0].double().numpy(), outcome.truth[0].double().numpy()
-    spread = outcome.cov[0].double().diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().numpy()
-    if outcome.evidence is None:
+    if outcome.evidence is None or outcome.cov is None:
         return [_scatter(folder / "posterior_mean.png", mean, truth)]
+    spread = outcome.cov[0].double().diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().numpy()
     return [_track(folder / "trajectory.png", mean, truth, spread)]
 
 
@@ -99,7 +99,10 @@ def _track(path: Path, mean: np.ndarray, truth: np.ndarray, spread: np.ndarray) 
         for k, axis in enumerate(axes[:, 0]):
             axis.plot(time, truth[:steps, k], color="#000000", lw=1, label="truth")
             axis.plot(time, mean[:steps, k], color="#0072B2", lw=1.2, label="filter mean")
-            low, high = mean[:steps, k] - 2 * spread[:steps, k], mean[:steps, k] + 2 * spread[:steps, k]
+            low, high = (
+                mean[:steps, k] - 2 * spread[:steps, k],
+                mean[:steps, k] + 2 * spread[:steps, k],
+            )
             axis.fill_between(time, low, high, color="#0072B2", alpha=0.2, lw=0, label="± 2 sd")
             axis.set_ylabel(f"$z_{k + 1}$")
         axes[-1, 0].set_xlabel("step of the test sequence")

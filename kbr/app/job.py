@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.cli import stop
 from kbr.app.figures import run_figures
-from kbr.app.methods import Outcome
+from kbr.app.methods import Method, Outcome
 from kbr.app.monitoring import log_outcome
 from kbr.app.problems import Problem
 from kbr.app.run_folder import (
@@ -59,8 +60,7 @@ def train_job(config: DictConfig) -> float | None:
 def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     torch.set_num_threads(config.trainer.threads)
     seeds = trial_seeds(config)
-    problem = instantiate(config.data.problem)
-    method = instantiate(config.model, _convert_="all")
+    problem, method = build(config)
     context = RunContext(
         folder=folder,
         trainer=trainer_settings(config),
@@ -68,7 +68,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
         quiet=sweeping,
     )
     if not sweeping:
-        print(f"{method.name} on {problem.name}, {len(seeds)} trial(s), folder {folder}")
+        print(f"{method.name} on {problem.name}, {len(seeds)} trial(s)")
     started = time.perf_counter()
     outcome = method.run(problem, seeds, context)
     seconds = time.perf_counter() - started
@@ -79,6 +79,16 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     write_json(folder / MANIFEST, {**manifest(config), "seconds": round(seconds, 3)})
     _report(folder, method.name, metrics, outcome, sweeping, seconds)
     return metrics["test/mse"]
+
+
+def build(config: DictConfig) -> tuple[Problem, Method]:
+    """The problem and the method that a config describes; our own errors come through as they are."""
+    try:
+        return instantiate(config.data.problem), instantiate(config.model, _convert_="all")
+    except InstantiationException as error:
+        if isinstance(error.__cause__, KbrError):
+            raise error.__cause__ from None
+        raise
 
 
 def trial_seeds(config: DictConfig) -> list[int]:
@@ -150,9 +160,16 @@ def _report(
         print(f"  engine     {metrics['filter/engine']}")
     for note in outcome.notes:
         print(f"  note: {note}: widen that grid if the error matters")
-    print(f"\n  run folder:  {folder}")
-    print(f"  evaluate:    python evaluate.py run={folder}")
-    print(f"  monitor:     tensorboard --logdir {folder.parent}")
+    shown = _shown(folder)
+    print(f"\n  run folder:  {shown}")
+    print(f"  evaluate:    python evaluate.py run={shown}")
+    print(f"  monitor:     tensorboard --logdir {shown}")
+
+
+def _shown(folder: Path) -> Path:
+    """The folder as a user would type it from here."""
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kbr.app.progress import grid_progress
 from kbr.app.problems import Filtering, PosteriorMean, Problem
+from kbr.app.progress import grid_progress
 from kbr.app.run_folder import BEST, RunContext, load_checkpoint
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
@@ -34,7 +34,7 @@ class Outcome:
     """Answers and truth of every trial, what was chosen, how long it took, what to keep."""
 
     mean: Tensor  # [trials, steps, dz]
-    cov: Tensor  # [trials, steps, dz, dz]
+    cov: Tensor | None  # [trials, steps, dz, dz]; None where nothing asks for it
     truth: Tensor  # [trials, steps, dz]
     chosen: dict[str, Tensor] = field(default_factory=dict)  # each [trials]
     fit_seconds: float = 0.0
@@ -184,7 +184,7 @@ class KernelMethod:
         posterior = fitted.posterior(data.x_test, prior)
         return Outcome(
             mean=posterior.mean,
-            cov=posterior.cov,
+            cov=None if state is None else posterior.cov,
             truth=data.mean,
             chosen=chosen,
             fit_seconds=middle - started,

@@ -58,11 +58,11 @@ def format_table(table: Sequence[dict[str, Any]], x: str, reference: str | None)
         mine = [row for row in table if row["data"] == data]
         columns = sorted({row[x] for row in mine})
         lines.append(f"\n{data}: mean MSE by {x}")
-        lines.append(f"  {'':<14}" + "".join(f"{c:>10}" for c in columns))
+        lines.append(f" {'':<13}" + "".join(f"{c:>11}" for c in columns))
         for model in dict.fromkeys(row["model"] for row in mine):
             values = {row[x]: row for row in mine if row["model"] == model}
             cells = [_cell(values.get(c)) for c in columns]
-            lines.append(f"  {model:<14}" + "".join(f"{cell:>10}" for cell in cells))
+            lines.append(f" {model:<13}" + "".join(f"{cell:>11}" for cell in cells))
     if reference and any("p_value" in row for row in table):
         lines.append(f"\n  stars: differs from {reference}, paired Wilcoxon signed-rank test")
         lines.append("  * p < .05, ** p < .01, *** p < .001, **** p < .0001")

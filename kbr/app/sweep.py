@@ -43,9 +43,7 @@ def gather(folder: Path, figure: DictConfig | None) -> dict[str, str]:
 
     cells = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
     rows = [row for cell in cells for row in read_rows(cell / RESULTS)]
-    failed = {
-        path.parent.name: path.read_text().strip() for path in folder.glob("*/failure.txt")
-    }
+    failed = {path.parent.name: path.read_text().strip() for path in folder.glob("*/failure.txt")}
     if rows:
         write_rows(folder / RESULTS, rows)  # type: ignore[arg-type]
     if rows and figure is not None and all(figure.x in row for row in rows):

@@ -65,7 +65,7 @@ class Embedding:
         centred = self.points - self.points.mean(-2, keepdim=True)  # offsets cost no digits
         mean = self._average(centred) / total.unsqueeze(-1)
         outer = centred.unsqueeze(-1) * centred.unsqueeze(-2)
-        second = self._average(outer.flatten(-2)).unflatten(-1, outer.shape[-2:])
+        second = self._average(outer.flatten(-2)).reshape(*mean.shape, mean.shape[-1])
         raw = second / total[..., None, None] - mean.unsqueeze(-1) * mean.unsqueeze(-2)
         return positive_part(raw)
 
@@ -145,6 +145,8 @@ class Embedding:
         return (self.weights.to(phi).unsqueeze(-2) @ phi).squeeze(-2)
 
     def _average(self, values: Float[Tensor, "*b n k"]) -> Tensor:
+        if values.ndim > 2 and values.shape[-3] == 1 and self.weights.ndim > 1:
+            return self.weights @ values.squeeze(-3)  # one product, without a copy for each row
         return (self.weights.unsqueeze(-2) @ values).squeeze(-2)
 
     def _kernel(self, kernel: Kernel | None) -> Kernel:
@@ -160,5 +162,7 @@ def safe_total(weights: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
 def positive_part(cov: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
     """The nearest positive semi-definite matrix: negative eigenvalues become zero."""
     symmetric = 0.5 * (cov + cov.mT)
+    values: Tensor
+    vectors: Tensor
     values, vectors = torch.linalg.eigh(symmetric)
     return (vectors * values.clamp_min(0).unsqueeze(-2)) @ vectors.mT

@@ -5,6 +5,7 @@ hold the features of the training points and compute those of new ones. A kernel
 map is expected is factorised by pivoted Cholesky, exact to its tolerance.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -17,8 +18,8 @@ from kbr.core.errors import KbrError
 from kbr.core.kernels import Gaussian, Kernel, Linear
 from kbr.core.linalg import pivoted_cholesky
 
-# The Gram matrix is formed once for up to GRAM_POINTS points, its columns one at a time above. Points
-# of few coordinates have low rank and cheap columns: from a quarter on, columns are faster.
+# Up to GRAM_POINTS points the Gram matrix is formed once, above that its columns one at a time.
+# Points of few coordinates have low rank and cheap columns: faster from a quarter of that on.
 GRAM_POINTS = 4096
 FEW_COORDINATES = 32
 
@@ -84,7 +85,8 @@ class PivotedCholesky:
 
         def features(query: Tensor) -> Tensor:
             cross = kernel(landmarks, query.to(points)) * used.unsqueeze(-1)
-            return torch.linalg.solve_triangular(triangle, cross, upper=False).mT
+            solved: Tensor = torch.linalg.solve_triangular(triangle, cross, upper=False)
+            return solved.mT
 
         return Features(factor, features, kernel)
 
@@ -112,6 +114,8 @@ class Nystroem:
         generator = torch.Generator().manual_seed(self.seed)
         keep = torch.randperm(points.shape[-2], generator=generator)[: self.n_landmarks]
         landmarks = points.index_select(-2, keep.to(points.device))
+        values: Tensor
+        vectors: Tensor
         values, vectors = torch.linalg.eigh(kernel(landmarks, landmarks))
         floor = self.tolerance * values.amax(-1, keepdim=True)
         scale = torch.where(values > floor, values.clamp_min(floor).rsqrt(), 0.0)
@@ -174,7 +178,7 @@ def fourier_features(
 ) -> Float[Tensor, "*b n p"]:
     """Math: sqrt(1/m) [cos(x'W), sin(x'W)]; inner products average cos(W'(a - b))."""
     angle = points @ frequencies
-    return torch.cat([angle.cos(), angle.sin()], -1) / frequencies.shape[-1] ** 0.5
+    return torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(frequencies.shape[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +206,7 @@ def pivot_triangle(
 ) -> tuple[Float[Tensor, "*b r r"], Bool[Tensor, "*b r"]]:
     """The pivots' rows of a pivoted Cholesky factor, and which columns are in use.
 
-    Batch members that finished early have zero columns: the triangle has ones on its diagonal there.
+    Batch members that finished early have zero columns: there the triangle's diagonal is one.
     """
     triangle = take_rows(factor, pivots).tril()
     used = triangle.diagonal(dim1=-2, dim2=-1) > 0

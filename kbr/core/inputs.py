@@ -1,4 +1,4 @@
-"""From what users pass (numpy, torch, lists) to checked tensors, with errors that say what to change."""
+"""From what users pass (numpy, torch, lists) to checked tensors; errors say what to change."""
 
 from collections.abc import Sequence
 
@@ -72,8 +72,9 @@ def as_pairs(x: ArrayLike, z: ArrayLike) -> tuple[Tensor, Tensor, tuple[int, ...
         )
     if x_.shape[len(lead) - 1] != lead[-1]:
         raise KbrError(
-            f"x and z must have the same number of rows; got {x_.shape[len(lead) - 1]} observations x "
-            f"and {lead[-1]} latents z. Pass one z for every x."
+            "x and z must have the same number of rows; got "
+            f"{x_.shape[len(lead) - 1]} observations x and {lead[-1]} latents z. "
+            "Pass one z for every x."
         )
     if lead[-1] == 0:
         raise KbrError("x and z must have at least one row; got none. Pass some training pairs.")

@@ -17,8 +17,7 @@ from kbr.core.inputs import check_positive
 def add_ridge(a: Float[Tensor, "*b p p"], ridge: float | Tensor) -> Tensor:
     """a + ridge I in float64; the ridge broadcasts over the batch dimensions."""
     ridge_ = torch.as_tensor(ridge, dtype=torch.float64, device=a.device)
-    batch = torch.broadcast_shapes(a.shape[:-2], ridge_.shape)
-    out = a.to(torch.float64).expand(*batch, *a.shape[-2:]).clone()
+    out = a.to(torch.float64) + torch.zeros_like(ridge_)[..., None, None]  # a copy, broadcast
     out.diagonal(dim1=-2, dim2=-1).add_(ridge_.unsqueeze(-1))
     return out
 
@@ -28,6 +27,7 @@ def ridge_cholesky(
 ) -> Tensor:
     """Lower Cholesky factor of a + ridge I; a failure names the ridge and the size."""
     check_positive(ridge, name=name)
+    factor: Tensor
     factor, info = torch.linalg.cholesky_ex(add_ridge(a, ridge))
     if info.device.type != "meta" and bool(info.any()):
         smallest = float(torch.as_tensor(ridge).min())
@@ -47,6 +47,19 @@ def ridge_solve(
 ) -> Tensor:
     """(a + ridge I)^-1 b for symmetric positive semi-definite a, in float64."""
     return torch.cholesky_solve(b.to(torch.float64), ridge_cholesky(a, ridge=ridge, name=name))
+
+
+def general_ridge_solve(
+    a: Float[Tensor, "*b p p"],
+    b: Float[Tensor, "*b p q"],
+    *,
+    ridge: float | Tensor,
+    name: str = "ridge",
+) -> Tensor:
+    """(a + ridge I)^-1 b for a square matrix that is not symmetric, in float64."""
+    check_positive(ridge, name=name)
+    solved: Tensor = torch.linalg.solve(add_ridge(a, ridge), b.to(torch.float64))
+    return solved
 
 
 def squared_ridge_solve(

@@ -172,6 +172,6 @@ def _parts(
     for index, (x, phi, ratio) in enumerate(chunks()):
         devices = [x.device] if x.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed * 1_000_003 + index)
+            torch.manual_seed((seed * 1_000_003 + index) % 2**63)
             psi = encode(x)
         yield feature_sums(psi, phi, ratio)

@@ -34,7 +34,8 @@ def kulsif(
 ) -> Float[Tensor, "*b p"]:
     """Kernel unconstrained least-squares importance fitting: beta of r~(z) = phi(z)' beta.
 
-    Math: beta = (Phi'Phi/n + eta I)^-1 m; at the training points Phi beta = n (G_Z + n eta I)^-1 g_Pi.
+    Math: beta = (C_ZZ + eta I)^-1 m,  C_ZZ = Phi'Phi/n; at the training points
+          Phi beta = n (G_Z + n eta I)^-1 g_Pi.
     Ref:  Kanamori, Suzuki and Sugiyama 2012; Xu et al. 2022, Algorithm 1, step 2.
     """
     phi = phi.to(torch.float64)
@@ -53,6 +54,8 @@ def kulsif_leave_one_out(
     Math: J(eta) = mean_l [ max(0, r_-l(z_l))^2 / 2 ] - sum_l a_l max(0, r_-l(z~_l)) / sum_l a_l,
           l = 1 .. min(n, m), where r_-l is fitted without z_l and without z~_l.
     Ref:  Kanamori et al. 2012, section 5 (leave-one-out cross-validation in closed form).
+    The features stay as they are: the score is that of their kernel phi(z)'phi(z'). It is that of a
+    kernel with infinitely many features where they span the training and the prior points.
     """
     phi, prior = phi.to(torch.float64), prior.to(torch.float64)
     weights = weights.to(torch.float64).expand(prior.shape[:-1])
@@ -140,7 +143,8 @@ class KuLSIF:
 class RuLSIF:
     """Relative ratio pi / (alpha pi + (1 - alpha) p): bounded by 1/alpha, so of smaller variance.
 
-    Math: r~ = Phi (alpha C_Pi + (1 - alpha) C_ZZ + eta I)^-1 m,  C_Pi = sum_j a_j phi(z~_j) phi(z~_j)'.
+    Math: r~ = Phi (alpha C_Pi + (1 - alpha) C_ZZ + eta I)^-1 m,
+          C_Pi = sum_j a_j phi(z~_j) phi(z~_j)'.
     Ref:  Yamada et al. 2011.
     """
 
@@ -179,8 +183,9 @@ class ExactRatio:
         values = self.function(points)
         if values.shape != points.shape[:-1]:
             raise KbrError(
-                f"the exact ratio must give one value for each of the points {tuple(points.shape)}; "
-                f"got shape {tuple(values.shape)}. Change the function passed to ExactRatio."
+                "the exact ratio must give one value for each of the points "
+                f"{tuple(points.shape)}; got shape {tuple(values.shape)}. Change the function "
+                "passed to ExactRatio."
             )
         if values.device.type != "meta" and not bool(torch.isfinite(values).all()):
             raise KbrError(

@@ -7,7 +7,7 @@ Two stages, each scored by the loss that its estimate minimises:
 
 With few points a leave-one-out score is noisy, and its minimum jumps across the grid from sample to
 sample. So the choice is a mean over the grid: the geometric mean of each setting under weights
-exp(-n score / 2) (stage 2: score the log of the error, halved again). A sharp score gives its minimum,
+exp(-n score / 20) in stage 1 and error^(-n/4) in stage 2. A sharp score gives its minimum,
 a flat one the middle of the grid. Every choice is made for each batch member by itself.
 """
 
@@ -28,7 +28,8 @@ from kbr.core.rules import ImportanceWeightedRule, normalize_ratio
 
 SCALES = (0.5, 1.0, 2.0, 4.0)
 ETAS = tuple(10.0 ** (k / 4) for k in range(-12, -3))  # 1e-3 .. 1e-1
-LAMS = tuple(10.0 ** (k / 2) for k in range(-6, 3))  # 1e-3 .. 10
+LAMS = tuple(10.0 ** (k / 2) for k in range(-4, 3))  # 1e-2 .. 10
+ETA_SHARPNESS = 0.05
 TARGET_SCALE = 0.5**0.5  # bandwidth of the embedding that stage 2 predicts, in medians
 
 
@@ -88,10 +89,12 @@ def tune_rule(
     def fit(kernel: Kernel, points: Tensor, scale: float) -> Features:
         return as_feature_map(replace(kernel, bandwidth=None, scale=scale)).fit(points)
 
-    phi = fit(kernel_z, z_, 1.0)
-    scores = kulsif_leave_one_out(phi.train, phi(prior.points), prior.weights, etas)
-    eta = _geometric_mean(-0.5 * n * scores, etas)
-    ratio = KuLSIF(eta=eta)(phi, z_, prior)
+    # Features of both samples together: the held-out prior points need not lie in the span of z.
+    both = torch.cat([z_, prior.points.to(z_)], -2)
+    rows = as_feature_map(replace(kernel_z, bandwidth=None).fit(z_)).fit(both).train
+    scores = kulsif_leave_one_out(rows[..., :n, :], rows[..., n:, :], prior.weights, etas)
+    eta = _geometric_mean(-ETA_SHARPNESS * n * scores, etas)
+    ratio = KuLSIF(eta=eta)(fit(kernel_z, z_, 1.0), z_, prior)
 
     target = fit(kernel_z, z_, TARGET_SCALE).train
     errors = torch.cat(
@@ -110,9 +113,7 @@ def tune_rule(
     return RuleTuning(tuned, scale_x, eta, lam)
 
 
-def _geometric_mean(
-    logits: Float[Tensor, "c *b"], values: Sequence[float]
-) -> Float[Tensor, "*b"]:
+def _geometric_mean(logits: Float[Tensor, "c *b"], values: Sequence[float]) -> Float[Tensor, "*b"]:
     """exp of the mean of log values under softmax weights; settings that failed do not count."""
     weights = torch.where(logits.isfinite(), logits, -torch.inf).softmax(0)
     logs = torch.as_tensor(values, dtype=logits.dtype, device=logits.device).log()

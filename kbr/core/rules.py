@@ -17,7 +17,7 @@ from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap, Features, as_feature_map
 from kbr.core.inputs import ArrayLike, as_pairs, as_tensor, check_finite, check_positive
 from kbr.core.kernels import Gaussian, Kernel
-from kbr.core.linalg import add_ridge, ridge_solve, squared_ridge_solve
+from kbr.core.linalg import general_ridge_solve, ridge_solve, squared_ridge_solve
 from kbr.core.ratios import KuLSIF, Ratio
 
 Form = Literal["auto", "gram", "feature"]
@@ -67,10 +67,9 @@ def original(
     n, d = psi.shape[-2:]
     weight = ratio.to(torch.float64).unsqueeze(-1) / n
     if form == "gram" or (form == "auto" and d > n):
-        check_positive(lam, name="lam")
         product = weight * (psi @ psi.mT)  # L G_X: not symmetric, so a general solve
-        solved = torch.linalg.solve(add_ridge(product @ product, lam), weight * (psi @ query.mT))
-        return product @ solved
+        right = weight * (psi @ query.mT)
+        return product @ general_ridge_solve(product @ product, right, ridge=lam, name="lam")
     return weight * (psi @ squared_ridge_solve(psi.mT @ (weight * psi), query.mT, ridge=lam))
 
 
@@ -119,7 +118,7 @@ class FittedRule:
         return Embedding(self.points.unsqueeze(-3), weights)
 
     def _checked(self, prior: Embedding) -> Embedding:
-        """The prior in the latent space of training, repeated for each batch member if it is one."""
+        """The prior, checked to be in the space of z and repeated for every batch member."""
         batch, dim = self.points.shape[:-2], self.points.shape[-1]
         if prior.points.shape[-1] != dim or prior.points.shape[:-2] not in (batch, ()):
             raise KbrError(
@@ -148,7 +147,8 @@ class Rule:
     ratio: Ratio = field(default_factory=KuLSIF)
     lam: float | Tensor | None = None
     form: Form = "auto"
-    LAMS: ClassVar[tuple[float, ...]] = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+    LAMS: ClassVar[tuple[float, ...]] = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # tried by filters
+    SPARSE: ClassVar[bool] = True  # whether ratios of zero let points drop out
 
     def __post_init__(self) -> None:
         if self.lam is not None:
@@ -253,7 +253,8 @@ class OriginalRule(Rule):
     """The original kernel Bayes' rule of Fukumizu, Song and Gretton 2013."""
 
     # lam here is added to a squared operator, so its useful range is the square of the other's.
-    LAMS: ClassVar[tuple[float, ...]] = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+    LAMS: ClassVar[tuple[float, ...]] = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
+    SPARSE: ClassVar[bool] = False
 
     def weights(
         self,
@@ -282,5 +283,6 @@ class OriginalRule(Rule):
     ) -> Float[Tensor, "*b n"]:
         weight = ratio.unsqueeze(-1) / n
         product = weight * gram
-        solved = torch.linalg.solve(add_ridge(product @ product, lam), weight * cross.unsqueeze(-1))
+        right = weight * cross.unsqueeze(-1)
+        solved = general_ridge_solve(product @ product, right, ridge=lam, name="lam")
         return (product @ solved).squeeze(-1)

@@ -61,9 +61,7 @@ class FeatureModule(SequenceModule):
     def training_step(self, batch: Batch, index: int) -> Tensor:
         world, rank = self.trainer.world_size, self.trainer.global_rank
         x, z = (part[rank::world] for part in batch)
-        with self.epoch_randomness():
-            psi = self.encode(x)
-        part = feature_sums(psi, self.targets(z))
+        part = feature_sums(self.train_features(x), self.targets(z))
         total = part if world == 1 else self._over_workers(part)
         if world == 1:
             loss = loss_from_sums(total, lam=self.lam)

@@ -47,8 +47,8 @@ class LearnedFilter(TrainedFilter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lam", "scale", "n_fourier"):
-            check_positive(getattr(self, name), name=name)
+        for name in ("lam", "scale"):
+            check_positive(float(getattr(self, name)), name=name)
         RandomFourier(n_features=self.n_fourier)  # which checks that it is even
         self.collapsed = False
         self._filter: KernelBayesFilter | None = None
@@ -61,7 +61,11 @@ class LearnedFilter(TrainedFilter):
         targets = RandomFourier(kernel=kernel, n_features=self.n_fourier, seed=shared["seed"])
         assert kernel.bandwidth is not None
         frequencies = targets.frequencies(z.shape[-1]) / kernel.bandwidth
-        tuning = {"lams": tuple(self.lams), "scales": tuple(self.coarse_scales), "etas": self.etas}
+        tuning = {
+            "lams": tuple(self.lams),
+            "scales": tuple(self.coarse_scales),
+            "etas": tuple(self.etas),
+        }
         return FeatureModule(encoder, x, frequencies.float(), lam=self.lam, tuning=tuning, **shared)
 
     def finish(self, module: SequenceModule, x: Tensor, z: Tensor) -> None:

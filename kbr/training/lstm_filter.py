@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from kbr.core.filters.result import FilterResult, mean_squared_error
 from kbr.core.filters.tuning import validation_start
-from kbr.core.inputs import ArrayLike, check_positive
+from kbr.core.inputs import ArrayLike
+from kbr.training.encoders import check_sizes
 from kbr.training.lstm_module import LSTMModule
 from kbr.training.sequence_module import SequenceModule
 from kbr.training.trained_filter import TrainedFilter
@@ -26,6 +27,7 @@ class LSTMFilter(TrainedFilter):
     Ref: Xu et al. 2022, section 5.3.
     """
 
+    epochs: int = 400  # with recurrent weights to learn it settles later than the features alone
     window: int = 10
     hidden: int = 64
 
@@ -33,8 +35,7 @@ class LSTMFilter(TrainedFilter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("window", "hidden"):
-            check_positive(getattr(self, name), name=name)
+        check_sizes(window=self.window, hidden=self.hidden)
         self._cov = torch.empty(0)
 
     def build(self, encoder: nn.Module, x: Tensor, z: Tensor, shared: dict[str, Any]) -> LSTMModule:

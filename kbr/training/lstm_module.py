@@ -58,8 +58,7 @@ class LSTMModule(SequenceModule):
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         x, z = batch
-        with self.epoch_randomness():
-            scaled = self.predict_scaled(self.encode(x))
+        scaled = self.predict_scaled(self.train_features(x))
         target = (z.to(scaled) - self.z_mean) / self.z_scale
         loss = (scaled - target).square().sum(-1).mean()
         self.log_sometimes("train/loss", loss.detach())

@@ -10,8 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from kbr.core.errors import KbrError
 from kbr.training.checkpoint import VERSION
 
+PIECE = 100  # rows that pass the network together on a CPU: their activations stay in the cache
 WARM_UP = 0.1  # share of the epochs in which the learning rate grows
 
 
@@ -41,6 +43,8 @@ class SequenceModule(lightning.LightningModule):
     ) -> None:
         super().__init__()
         self.encoder = encoder
+        batch_norm = nn.modules.batchnorm._BatchNorm
+        self.mixes_rows = any(isinstance(layer, batch_norm) for layer in encoder.modules())
         self.epochs, self.lr, self.weight_decay = epochs, lr, weight_decay
         self.noise, self.seed, self.log_every = noise, seed, log_every
         self.record = record  # what tells this run from others, kept in every checkpoint
@@ -55,9 +59,19 @@ class SequenceModule(lightning.LightningModule):
         scaled = (x - self.x_mean) / self.x_scale
         if self.training and self.noise > 0:
             scaled = scaled + self.noise * torch.randn_like(scaled)
-        if scaled.ndim == 4:
-            scaled = scaled.contiguous(memory_format=torch.channels_last)
-        psi: Tensor = self.encoder(scaled)
+        whole = self.mixes_rows or scaled.device.type != "cpu"
+        pieces = [scaled] if whole else torch.split(scaled, PIECE)
+        return torch.cat([self.encoder(piece) for piece in pieces])
+
+    def train_features(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b d"]:
+        """Features for this epoch's step; an error once the weights have diverged."""
+        with self.epoch_randomness():
+            psi = self.encode(x)
+        if not bool(psi.isfinite().all()):
+            raise KbrError(
+                f"the features are not finite at epoch {self.current_epoch}: training has "
+                f"diverged. Lower lr, now {self.lr:g}."
+            )
         return psi
 
     @contextmanager
@@ -66,7 +80,8 @@ class SequenceModule(lightning.LightningModule):
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             worker = self.global_rank
-            torch.manual_seed((self.seed * 1_000_003 + self.current_epoch) * 1009 + worker)
+            mixed = (self.seed * 1_000_003 + self.current_epoch) * 1009 + worker
+            torch.manual_seed(mixed % 2**63)
             yield
 
     def configure_optimizers(self) -> Any:

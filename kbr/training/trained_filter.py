@@ -24,7 +24,7 @@ from kbr.core.inputs import ArrayLike, as_pairs, as_tensor, check_positive
 from kbr.training import checkpoint
 from kbr.training.callbacks import KeepBest
 from kbr.training.data import SequenceData
-from kbr.training.encoders import SoftArgmaxCNN
+from kbr.training.encoders import SoftArgmaxCNN, check_sizes
 from kbr.training.sequence_module import SequenceModule
 
 ENCODE_ROWS = 512  # frames encoded at once when filtering
@@ -50,22 +50,23 @@ class TrainedFilter(ABC):
     val_every: int = 10
     patience: int = 6
     log_every: int = 10
-    checkpoint_every: int = 50
+    checkpoint_every: int = 25
 
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "lr", "val_every", "patience", "log_every", "checkpoint_every"):
-            check_positive(getattr(self, name), name=name)
-        for name in ("noise", "weight_decay"):
-            if not getattr(self, name) >= 0:
-                raise KbrError(f"{name} must be at least 0; got {getattr(self, name)}. Set {name}.")
         self.val_mse = float("nan")
         self.chosen: dict[str, float] = {}
         self.n_epochs = 0
         self._module: SequenceModule | None = None
         self._shape: tuple[int, ...] = ()
         self._dz = 0
+        counts = ("epochs", "val_every", "patience", "log_every", "checkpoint_every")
+        check_sizes(**{name: getattr(self, name) for name in counts})
+        check_positive(float(self.lr), name="lr")
+        for name in ("noise", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise KbrError(f"{name} must be at least 0; got {getattr(self, name)}. Set {name}.")
 
     def __repr__(self) -> str:
         state = f"val_mse={self.val_mse:.4g}" if self._module is not None else "not fitted"
@@ -103,7 +104,8 @@ class TrainedFilter(ABC):
     ) -> None:
         """Train on x [T, ...] and z [T, dz]; leaves checkpoints and TensorBoard logs in `folder`.
 
-        `trainer` holds arguments of `lightning.Trainer`. `resume` is the run folder to continue.
+        `trainer` holds arguments of `lightning.Trainer`. `resume` is the run folder to continue; a
+        run stopped before its first checkpoint starts anew, which comes to the same.
         """
         x, z, shape = as_pairs(x_train, z_train)
         if z.ndim != 2:
@@ -133,6 +135,7 @@ class TrainedFilter(ABC):
             patience=self.patience,
             every=self.checkpoint_every,
         )
+        keep.path.parent.mkdir(parents=True, exist_ok=True)
         start = None if resume is None else self._last_checkpoint(Path(resume), record)
         first = self._train(module, data, keep, folder, trainer or {}, start)
         module.load_state_dict(keep.weights)
@@ -155,7 +158,7 @@ class TrainedFilter(ABC):
         """Run Lightning; whether this process is the one that writes."""
         settings: dict[str, Any] = {
             "max_epochs": self.epochs,
-            "callbacks": [keep],
+            "default_root_dir": folder,
             "check_val_every_n_epoch": min(self.val_every, self.epochs),
             "log_every_n_steps": 1,  # the modules log rarely enough
             "num_sanity_val_steps": 0,
@@ -165,7 +168,8 @@ class TrainedFilter(ABC):
         }
         if "logger" not in arguments:
             settings["logger"] = TensorBoardLogger(save_dir=folder, name="tensorboard", version="")
-        runner = lightning.Trainer(**{**settings, **arguments})
+        callbacks = [keep, *arguments.get("callbacks", ())]
+        runner = lightning.Trainer(**{**settings, **arguments, "callbacks": callbacks})
         if start is not None:
             state = checkpoint.load(start, kind=self.kind)["callbacks"][keep.state_key]
             if state["finished"]:  # nothing left to train: Lightning would start a further epoch
@@ -279,14 +283,13 @@ class TrainedFilter(ABC):
             "data": digest.hexdigest(),
         }
 
-    def _last_checkpoint(self, run: Path, record: dict[str, Any]) -> Path:
+    def _last_checkpoint(self, run: Path, record: dict[str, Any]) -> Path | None:
         """The run's last.ckpt, checked to be of this very run: settings, seed and data."""
+        if not run.is_dir():
+            raise KbrError(f"there is no run folder {run} to resume. Set resume to one.")
         path = run / "checkpoints" / "last.ckpt"
         if not path.is_file():
-            raise KbrError(
-                f"there is nothing to resume at {path}: the run was stopped before its first "
-                "checkpoint, or is no run folder. Start it anew without resume."
-            )
+            return None
         content = checkpoint.load(path, kind=self.kind)
         then, now = content["hyper_parameters"], record["hyper_parameters"]
         changed = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))

@@ -1,4 +1,4 @@
-"""The posterior-mean task: jointly Gaussian pairs, a different Gaussian prior, and the exact posterior.
+"""The posterior-mean task: jointly Gaussian pairs, another Gaussian prior, the exact posterior.
 
 Ref: Fukumizu et al. 2013; Xu et al. 2022, section 5.1.
 """
@@ -79,7 +79,7 @@ class GaussianTask:
         )
 
     def trials(self, seeds: list[int]) -> GaussianData:
-        """Independent data sets stacked along a leading dimension; seed k gives data set k always."""
+        """Independent data sets along a leading dimension; seed k always gives data set k."""
         made = [self.generate(torch.Generator().manual_seed(seed)) for seed in seeds]
         return GaussianData(
             *(

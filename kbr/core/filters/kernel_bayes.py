@@ -10,7 +10,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Belief, KernelFilterResult
 from kbr.core.filters.operators import FilterOperators, Step
-from kbr.core.filters.recipe import Engine, Recipe
+from kbr.core.filters.recipe import Engine, Recipe, latent_tolerance, observation_tolerance
 from kbr.core.filters.run import run_filter, run_smoother
 from kbr.core.filters.transition import transition_pairs
 from kbr.core.filters.tuning import CHOICES, Choice, Progress, choose, with_ridges
@@ -115,8 +115,14 @@ class KernelBayesFilter:
 
     def step(self, belief: Belief, x: ArrayLike) -> Belief:
         """The belief after one more observation x [*b ...]; NaN in x: a prediction only."""
-        axis = self.operators.points.ndim - 2
-        query, seen, _ = self._sequences(as_tensor(x, name="x").unsqueeze(axis))
+        batch, one = self.operators.points.shape[:-2], as_tensor(x, name="x")
+        expected = (*batch, *self._get().shape)
+        if tuple(one.shape) != expected:
+            raise KbrError(
+                f"a step takes one observation x of shape {list(expected)}; got "
+                f"{list(one.shape)}. For whole sequences use filter(x)."
+            )
+        query, seen, _ = self._sequences(one.unsqueeze(len(batch)))
         prior = self.operators.start(1) if belief.steps == 0 else None
         state = belief.state.unsqueeze(-2)
         made = self.operators.step(prior, state, query[..., 0, :], seen[..., 0], self._lam(1))
@@ -165,13 +171,13 @@ class KernelBayesFilter:
     ) -> _Fitted:
         """The operators for all training data with the chosen values."""
         recipe, smallest = self._recipe, float(choice.lam.min())
-        tolerance = recipe.tolerance(lam=smallest)
         if bool(choice.eta.isnan().any()):
-            rough = recipe.latents(z, choice.scale_z, tolerance)
-            choice = with_ridges(choice, *recipe.ridges(rough.train, lengths), recipe)
-        smallest_z = float(torch.minimum(choice.eta, choice.lam_transition).min())
-        latents = recipe.latents(z, choice.scale_z, recipe.tolerance(lam=smallest, eta=smallest_z))
-        update = recipe.update(x.to(torch.float64), choice.scale_x, tolerance, lam=smallest)
+            close = recipe.latents(z, choice.scale_z, latent_tolerance(min(recipe.etas)))
+            choice = with_ridges(choice, *recipe.ridges(close.train, lengths), recipe)
+        eta = float(torch.minimum(choice.eta, choice.lam_transition).min())
+        latents = recipe.latents(z, choice.scale_z, latent_tolerance(eta))
+        wide, tolerance = x.to(torch.float64), observation_tolerance(smallest)
+        update = recipe.update(wide, choice.scale_x, tolerance, lam=smallest)
         ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
         operators = recipe.operators(update, latents, z, lengths, **ridges)
         return _Fitted(x, lengths, shape, choice, operators)

@@ -24,6 +24,16 @@ COMPRESSED_SHARE = 0.6  # compression pays when its pivots are fewer than this s
 COMPRESSED_LAM = 5e-4  # below this ridge compression loses digits that show
 
 
+def latent_tolerance(eta: float) -> float:
+    """Of the factor of G_Z: what it leaves out is divided by eta, the smaller of both ridges."""
+    return min(max(5e-5 * eta, 1e-13), 1e-7)
+
+
+def observation_tolerance(lam: float) -> float:
+    """Of the factor of G_X: k(x_i, x) of a new x is off by its root, which is divided by lam."""
+    return min(max(1e-6 * lam**2, 1e-13), 1e-9)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recipe:
     """The hyper-parameters of a kernel Bayes filter; None and grids are chosen from data."""
@@ -38,6 +48,11 @@ class Recipe:
     engine: Engine
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rule.ratio, KuLSIF):
+            raise KbrError(
+                "the filter's prior changes at every step and its ratio is estimated by KuLSIF; "
+                f"got {type(self.rule.ratio).__name__}. Leave the rule's ratio out, or pass KuLSIF."
+            )
         for name in ("eta", "lam_transition"):
             if getattr(self, name) is not None:
                 check_positive(getattr(self, name), name=name)
@@ -65,13 +80,6 @@ class Recipe:
         widths = tuple(self.widths) if x_free else (1.0,)
         return [(scale, width) for scale in scales for width in widths]
 
-    def tolerance(self, *, lam: float, eta: float = 1.0) -> float:
-        """Of the factors, for posterior means that agree with dense ones to 1e-6 over 200 steps.
-
-        Rank lost in z is an error over eta in the ratio, so small eta need a closer factor.
-        """
-        return max(min(1e-7 * lam, 1e-4 * eta, 1e-9), 1e-13)
-
     def latents(
         self, z: Float[Tensor, "*b n dz"], scale: float | Tensor, tolerance: float
     ) -> Features:
@@ -97,7 +105,7 @@ class Recipe:
         if isinstance(chosen, PivotedCholesky):
             if self.engine == "active_set":
                 return _active_set(chosen.kernel, x)
-            if self.engine == "auto":
+            if self.engine == "auto" and self.rule.SPARSE:
                 features = _fit(replace(chosen, max_rank=limit + 1), x)
                 if features.train.shape[-1] > limit:
                     return _active_set(chosen.kernel, x)
@@ -111,7 +119,7 @@ class Recipe:
         if self.engine == "low_rank" or (self.engine == "auto" and exact):
             return LowRank(features)
         # psi_i psi_i' is off by the root of the tolerance, which must stay far below lam.
-        made = compress(features, tolerance=max(1e-14, 1e-3 * lam**2) if rough else 1e-14)
+        made = compress(features, tolerance=max(1e-14, (1e-3 if rough else 1e-6) * lam**2))
         pays = made.pivots.shape[-2] < COMPRESSED_SHARE * n
         return made if pays or self.engine == "compressed" else LowRank(features)
 
@@ -120,13 +128,9 @@ class Recipe:
     ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
         """eta (leave-one-out unless given) and the transition's ridge (eta unless given)."""
         ones = phi.new_ones(phi.shape[:-2])
-        given = self.eta
-        if (
-            given is None
-            and isinstance(self.rule.ratio, KuLSIF)
-            and self.rule.ratio.eta is not None
-        ):
-            given = float(self.rule.ratio.eta)
+        given, ratio = self.eta, self.rule.ratio
+        if given is None and isinstance(ratio, KuLSIF) and ratio.eta is not None:
+            given = float(ratio.eta)
         if given is not None:
             eta = given * ones
         else:

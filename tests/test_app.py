@@ -1,0 +1,213 @@
+"""The command line as a user meets it: every yaml runs, results are written, mistakes are named."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = ROOT / "configs"
+SMOKE = ["debug=smoke", "trainer=cpu"]
+
+
+def run(*arguments: str, script: str = "train.py") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run(*arguments, *SMOKE, f"hydra.run.dir={folder}")
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("group", ["data", "model", "encoder", "trainer", "logger", "experiment"])
+def test_every_option_composes(group):
+    """Each yaml of each group gives a complete config; interpolations resolve."""
+    from omegaconf import OmegaConf
+
+    for option in options(group):
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            config = compose("train", overrides=[f"{group}={option}"])
+        OmegaConf.to_container(config, resolve=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        ("gaussian", "iw"),
+        ("gaussian", "iw_paper"),
+        ("gaussian", "original"),
+        ("gaussian", "iw_true_ratio"),
+        ("rotation", "iw"),
+        ("oscillatory", "iw_paper"),
+        ("oscillatory", "original"),
+        ("oscillatory", "ekf"),
+        ("rotation", "ukf"),
+        ("oscillatory", "particle"),
+        ("dsprites", "particle"),
+    ],
+)
+def test_a_run_leaves_its_folder_and_evaluates_to_the_same_numbers(tmp_path, data, model):
+    folder = tmp_path / "run"
+    done = train(folder, f"data={data}", f"model={model}", "trials=2", "seed=5")
+    assert done.returncode == 0, done.stderr
+    assert str(folder) in done.stdout
+    assert max(len(line) for line in done.stdout.replace(str(folder), "").splitlines()) <= 80
+    metrics = json.loads((folder / "metrics.json").read_text())
+    rows = read(folder / "results.csv")
+    assert [row["seed"] for row in rows] == ["5", "6"]
+    mean = sum(float(row["mse"]) for row in rows) / 2
+    assert metrics["test/mse"] == pytest.approx(mean)
+    assert (folder / ".hydra" / "config.yaml").is_file()
+    assert list((folder / "figures").glob("*.png"))
+    assert list((folder / "tensorboard").iterdir())
+
+    again = run(f"run={folder}", script="evaluate.py")
+    assert again.returncode == 0, again.stderr
+    evaluated = json.loads((folder / "evaluation" / "metrics.json").read_text())
+    assert evaluated["test/mse"] == pytest.approx(metrics["test/mse"], rel=1e-6)
+    assert (folder / "evaluation" / "posterior.npz").is_file()
+
+
+def test_the_same_seed_gives_the_same_metrics(tmp_path):
+    found = []
+    for name in ("a", "b"):
+        train(tmp_path / name, "data=oscillatory", "model=iw")
+        metrics = json.loads((tmp_path / name / "metrics.json").read_text())
+        found.append({k: v for k, v in metrics.items() if "seconds" not in k})
+    assert found[0] == found[1]
+
+
+def test_a_sweep_writes_tables_and_skips_what_is_finished(tmp_path):
+    arguments = [
+        "-m",
+        "experiment=low_dim",
+        "data=rotation",
+        "model=iw,ekf",
+        "data.n_train=40,60",
+        "data.n_test=10",
+        "trials=2",
+        f"hydra.sweep.dir={tmp_path}",
+    ]
+    first = run(*arguments)
+    assert first.returncode == 0, first.stderr
+    assert "wall time" in first.stdout
+    rows = read(tmp_path / "results.csv")
+    assert len(rows) == 8
+    for name in ("summary.csv", "table.txt", "low_dim.png", "low_dim.svg"):
+        assert (tmp_path / name).is_file()
+    before = (tmp_path / "results.csv").read_text()
+    second = run(*arguments)
+    assert second.stdout.count("already finished") == 4
+    assert (tmp_path / "results.csv").read_text() == before
+
+
+def test_posterior_mean_has_a_dim_column(tmp_path):
+    folder = tmp_path / "run"
+    train(folder, "data=gaussian", "model=iw_paper", "data.dim=3", "model.tune=true")
+    rows = read(folder / "results.csv")
+    assert rows[0]["dim"] == "3"
+    assert float(rows[0]["lam"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["modle=iw"], ["modle"]),
+        (["data=oscillatory", "model=iw", "model.lamm=1"], ["lamm"]),
+        (["data=nonsense"], ["nonsense", "oscillatory"]),
+        (["data=oscillatory", "model=iw", "model.lam=-1"], ["lam", "-1"]),
+        (["data=oscillatory", "model=iw", "data.n_train=3"], ["n_train"]),
+        (["data=gaussian", "model=ekf"], ["ekf", "gaussian"]),
+        (["data=rotation", "model=iw_true_ratio"], ["iw_true_ratio", "rotation"]),
+        (["data=gaussian", "data.dim=0", "model=iw"], ["dim"]),
+        (["data=oscillatory", "model=iw", "trials=0"], ["trials"]),
+        (["data=dsprites", "data.source=file", "data.path=/nowhere", "model=iw"], ["data.path"]),
+    ],
+)
+def test_a_mistake_is_named_and_leaves_nothing_behind(tmp_path, arguments, words):
+    folder = tmp_path / "run"
+    done = run(*arguments, f"hydra.run.dir={folder}")
+    assert done.returncode != 0
+    for word in words:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not folder.exists()
+
+
+def test_an_unwritable_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    done = run("data=rotation", "model=ekf", f"hydra.run.dir={tmp_path}/file/run")
+    assert done.returncode == 2
+    assert "hydra.run.dir" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_gpu_that_is_not_there_is_advice():
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    done = run("data=rotation", "model=iw", "trainer=gpu")
+    assert done.returncode == 2
+    assert "trainer=cpu" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "code", "missing"])
+def test_a_bad_checkpoint_is_a_clear_error(tmp_path, damage):
+    import pickle
+
+    import torch
+
+    folder, mark = tmp_path / "run", tmp_path / "executed"
+    train(folder, "data=rotation", "model=iw")
+    path = folder / "checkpoints" / "best.ckpt"
+
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (mark,))
+
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:200])
+    elif damage == "foreign":
+        torch.save({"kind": "kbr.lstm_filter"}, path)
+    elif damage == "code":
+        torch.save({"kind": Bomb()}, path, pickle_module=pickle)
+    else:
+        path.unlink()
+    done = run(f"run={folder}", script="evaluate.py")
+    assert done.returncode == 2
+    assert "best.ckpt" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not mark.exists()
+
+
+def test_evaluate_names_a_folder_that_is_no_run(tmp_path):
+    done = run(f"run={tmp_path}", script="evaluate.py")
+    assert done.returncode == 2
+    assert "run folder" in done.stderr
+
+
+def test_help_is_quick_and_shows_the_groups():
+    done = run("--help")
+    assert done.returncode == 0
+    for group in ("data", "model", "encoder", "trainer", "experiment"):
+        assert f"{group}:" in done.stdout
+    code = "import sys, kbr.app.cli; print([m for m in ('torch', 'lightning') if m in sys.modules])"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.strip() == "[]"

@@ -1,0 +1,93 @@
+"""The arrows of the package: core knows nothing of training or app, training nothing of app."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kbr
+
+ROOT = Path(kbr.__file__).parent
+OUTER = {"lightning", "pytorch_lightning", "torchmetrics", "hydra", "omegaconf", "tensorboard"}
+HEAVY = {"matplotlib", "scipy", "torchvision"}
+FORBIDDEN = {
+    "core": {"kbr.training", "kbr.app", *OUTER, *HEAVY},
+    "training": {"kbr.app", "hydra", "omegaconf"},
+}
+
+
+def imported(file):
+    """Full names of everything a file imports, also inside functions."""
+    package = [ROOT.name, *file.relative_to(ROOT).parts[:-1]]
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def is_within(name, forbidden):
+    return any(name == f or name.startswith(f + ".") for f in forbidden)
+
+
+@pytest.mark.parametrize("layer", sorted(FORBIDDEN))
+def test_imports_point_inwards_only(layer):
+    files = sorted((ROOT / layer).rglob("*.py"))
+    assert files
+    wrong = [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in files
+        for name in imported(file)
+        if is_within(name, FORBIDDEN[layer])
+    ]
+    assert wrong == []
+
+
+def test_the_package_itself_exports_the_core_only():
+    names = [name for name in imported(ROOT / "__init__.py") if name.startswith("kbr")]
+    assert names
+    assert all(name.startswith("kbr.core.") for name in names)
+
+
+def test_no_folder_is_called_utils():
+    assert [
+        p for p in ROOT.rglob("*") if p.name in {"utils", "utils.py", "common", "helpers"}
+    ] == []
+
+
+def run(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT.parent
+    )
+
+
+def test_importing_kbr_loads_neither_lightning_nor_hydra_nor_matplotlib():
+    done = run("import sys, kbr; print(*{name.split('.')[0] for name in sys.modules})")
+    assert done.returncode == 0, done.stderr
+    assert not set(done.stdout.split()) & (OUTER | HEAVY)
+
+
+def test_the_core_works_where_the_outer_packages_are_not_installed():
+    done = run(
+        f"""
+import sys
+for name in {sorted(OUTER | HEAVY)}:
+    sys.modules[name] = None  # importing it raises ImportError
+import pkgutil, importlib, kbr.core
+for module in pkgutil.walk_packages(kbr.core.__path__, "kbr.core."):
+    importlib.import_module(module.name)
+rule = kbr.ImportanceWeightedRule(lam=0.1)
+post = rule.fit([[0.0], [1.0]], [[0.0], [1.0]]).posterior([0.5], kbr.Embedding.from_samples([0.5]))
+print(post.mean.isfinite().all().item())
+"""
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_every_public_name_exists():
+    assert all(hasattr(kbr, name) for name in kbr.__all__)
