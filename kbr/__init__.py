@@ -1,6 +1,6 @@
 """Kernel Bayes' rule with learned features: Bayesian updating and filtering from samples.
 
-Public names are loaded when first used, so that `import kbr` and the command line's `--help` stay fast.
+Public names are loaded when first used: `import kbr` and the command line's `--help` stay fast.
 """
 
 from importlib import import_module

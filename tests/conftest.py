@@ -11,7 +11,7 @@ from jaxtyping import install_import_hook
 
 install_import_hook("kbr.core", "beartype.beartype")
 
-import torch
+import torch  # noqa: E402  (after the hook and the thread count)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ CONFIGS = str(
 
 
 def _name_this_run() -> None:
-    """One id for all processes of a run, whoever launches them, before Hydra builds folder names."""
+    """One id for all processes of a run, whoever launches them, before Hydra names folders."""
     known = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
     given = next((os.environ[name] for name in known if os.environ.get(name)), None)
     os.environ.setdefault("KBR_RUN_ID", given or time.strftime("%Y-%m-%d_%H-%M-%S"))

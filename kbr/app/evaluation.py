@@ -44,7 +44,7 @@ def evaluate_run(folder: Path) -> float:
     print(f"{method.name} on {problem.name}, {len(seeds)} trial(s)")
     print(f"  test/mse   {metrics['test/mse']:.6f}")
     print(f"  written:   {target}")
-    return metrics["test/mse"]
+    return float(metrics["test/mse"])
 
 
 def _save_posterior(path: Path, mean: torch.Tensor, cov: torch.Tensor, truth: torch.Tensor) -> None:

@@ -26,7 +26,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "particle": {"color": "#000000", "marker": "*", "linestyle": "-."},
 }
 OTHER = {"color": "#882255", "marker": ".", "linestyle": "-"}
-RC = {
+RC: Any = {
     "figure.dpi": 130,
     "font.size": 9,
     "axes.spines.top": False,
@@ -50,7 +50,7 @@ def run_figures(folder: Path, outcome: Outcome) -> list[Path]:
 
 
 def sweep_figure(path: Path, rows: Sequence[dict[str, str]], *, x: str, label: str) -> list[Path]:
-    """Mean error against x for each model, a panel for each data set, bands of two standard errors."""
+    """Mean error against x for each model, one panel a data set; bands: two standard errors."""
     with plt.rc_context(RC):
         panels = list(dict.fromkeys(row["data"] for row in rows))
         figure, axes = plt.subplots(
@@ -99,11 +99,10 @@ def _track(path: Path, mean: np.ndarray, truth: np.ndarray, spread: np.ndarray) 
         for k, axis in enumerate(axes[:, 0]):
             axis.plot(time, truth[:steps, k], color="#000000", lw=1, label="truth")
             axis.plot(time, mean[:steps, k], color="#0072B2", lw=1.2, label="filter mean")
-            low, high = (
-                mean[:steps, k] - 2 * spread[:steps, k],
-                mean[:steps, k] + 2 * spread[:steps, k],
+            centre, half = mean[:steps, k], 2 * spread[:steps, k]
+            axis.fill_between(
+                time, centre - half, centre + half, color="#0072B2", alpha=0.2, lw=0, label="± 2 sd"
             )
-            axis.fill_between(time, low, high, color="#0072B2", alpha=0.2, lw=0, label="± 2 sd")
             axis.set_ylabel(f"$z_{k + 1}$")
         axes[-1, 0].set_xlabel("step of the test sequence")
         axes[0, 0].legend(ncols=3, loc="lower right", bbox_to_anchor=(1, 1))

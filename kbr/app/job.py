@@ -78,11 +78,11 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     log_outcome(folder, metrics, run_figures(folder / "figures", outcome))
     write_json(folder / MANIFEST, {**manifest(config), "seconds": round(seconds, 3)})
     _report(folder, method.name, metrics, outcome, sweeping, seconds)
-    return metrics["test/mse"]
+    return float(metrics["test/mse"])
 
 
 def build(config: DictConfig) -> tuple[Problem, Method]:
-    """The problem and the method that a config describes; our own errors come through as they are."""
+    """The problem and the method that a config describes; our own errors come through."""
     try:
         return instantiate(config.data.problem), instantiate(config.model, _convert_="all")
     except InstantiationException as error:

@@ -1,4 +1,4 @@
-"""Models whose network is trained: one training for each seed, then the same outcome as the others."""
+"""Models whose network is trained: one training for each seed, then an outcome like any other."""
 
 import time
 from collections.abc import Sequence

@@ -207,8 +207,8 @@ class ModelMethod:
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
         if not isinstance(problem, Filtering):
             raise KbrError(
-                f"model={self.name} is a filter; data={problem.name} has no dynamics. Use model=iw, "
-                "iw_paper, original or iw_true_ratio, or another data."
+                f"model={self.name} is a filter; data={problem.name} has no dynamics. Use "
+                "model=iw, iw_paper, original or iw_true_ratio, or another data."
             )
         data = problem.trials(seeds)
         started = time.perf_counter()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -30,7 +30,7 @@ class Filtering:
     name: str
     n_train: int
     n_test: int
-    task: Any
+    task: FilteringTask
 
     def data(self, seed: int) -> FilteringData:
         """One data set."""
@@ -48,7 +48,7 @@ class Filtering:
 
 @dataclass(frozen=True, kw_only=True)
 class PosteriorMean:
-    """Estimate the posterior mean at given observations for a prior that differs from the data's."""
+    """Estimate the posterior mean at given observations for a prior other than the data's."""
 
     name: str
     task: GaussianTask
@@ -71,7 +71,7 @@ def sprite_source(kind: str, path: str | None) -> SpriteSource:
         raise KbrError(f"data.source must be 'rendered' or 'file'; got {kind!r}.")
     if path is None or not Path(path).is_file():
         raise KbrError(
-            f"data.source=file needs the dSprites archive; data.path={path} is no file. Get it with "
-            "`python -m kbr.core.datasets.dsprites_file`, or set data.source=rendered."
+            f"data.source=file needs the dSprites archive; data.path={path} is no file. Get it "
+            "with `python -m kbr.core.datasets.dsprites_file`, or set data.source=rendered."
         )
     return DSpritesFile(path=Path(path))

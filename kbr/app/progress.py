@@ -15,6 +15,9 @@ def grid_progress(filters: int, quiet: bool) -> Progress | None:
 
     def bar(grid: Sequence[tuple[float, float]]) -> Iterable[tuple[float, float]]:
         text = f"tuning ({filters} filters each)"
-        return tqdm(grid, desc=text, ncols=80, leave=False, disable=not sys.stderr.isatty())
+        shown: Iterable[tuple[float, float]] = tqdm(
+            grid, desc=text, ncols=80, leave=False, disable=not sys.stderr.isatty()
+        )
+        return shown
 
     return bar

@@ -93,8 +93,8 @@ def load_checkpoint(path: Path, *, kind: str) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("kind") != kind:
         found = content.get("kind") if isinstance(content, dict) else type(content).__name__
         raise KbrError(
-            f"{path} is not a checkpoint of this model: expected kind {kind}, found {found}. Use the "
-            "checkpoint that belongs to this run's model."
+            f"{path} is not a checkpoint of this model: expected kind {kind}, found {found}. Use "
+            "the checkpoint that belongs to this run's model."
         )
     return content
 

@@ -38,7 +38,7 @@ def summarize(
 
 
 def paired_p(a: dict[int, float], b: dict[int, float]) -> float | None:
-    """Two-sided Wilcoxon signed-rank p-value over the seeds both have; None where it cannot tell."""
+    """Two-sided Wilcoxon signed-rank p-value over the common seeds; None where it cannot tell."""
     seeds = sorted(a.keys() & b.keys())
     differences = np.array([a[s] - b[s] for s in seeds])
     if len(seeds) < TEST_FROM or not differences.any():
@@ -52,7 +52,7 @@ def stars(p: float | None) -> str:
 
 
 def format_table(table: Sequence[dict[str, Any]], x: str, reference: str | None) -> str:
-    """Models as rows, x as columns, 80 characters wide: mean errors with stars against `reference`."""
+    """Models as rows, x as columns, 80 characters wide; stars are against `reference`."""
     lines = []
     for data in dict.fromkeys(row["data"] for row in table):
         mine = [row for row in table if row["data"] == data]

@@ -13,7 +13,7 @@ from kbr.app.cli import stop
 
 
 class SweepReport(Callback):
-    """Hydra callback: checks the output folder first; after a sweep gathers every cell's results."""
+    """Hydra callback: checks the output folder first, gathers every cell's results at the end."""
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
@@ -45,7 +45,7 @@ def gather(folder: Path, figure: DictConfig | None) -> dict[str, str]:
     rows = [row for cell in cells for row in read_rows(cell / RESULTS)]
     failed = {path.parent.name: path.read_text().strip() for path in folder.glob("*/failure.txt")}
     if rows:
-        write_rows(folder / RESULTS, rows)  # type: ignore[arg-type]
+        write_rows(folder / RESULTS, rows)
     if rows and figure is not None and all(figure.x in row for row in rows):
         order = list(figure.models)
         rank = {name: i for i, name in enumerate(order)}

@@ -1,4 +1,4 @@
-"""Hardware settings: from the `trainer` config group to keyword arguments of Lightning's Trainer."""
+"""Hardware settings: from the `trainer` config group to arguments of Lightning's Trainer."""
 
 from typing import Any
 
