@@ -1,6 +1,6 @@
 """Algorithm 2 of Xu et al. 2022 in dense numpy, line by line, independent of `kbr`.
 
-Symbols are the paper's: G Gram matrices, eta, lam and lam' ridges, w weights on the training points.
+Symbols are the paper's: G Gram matrices; eta, lam, lam' ridges; w weights on training points.
 """
 
 import numpy as np

@@ -69,8 +69,8 @@ def test_automatic_engine_equals_the_dense_algorithm(scale, name):
 @pytest.mark.parametrize("dynamics", DYNAMICS)
 def test_means_equal_the_dense_algorithm_at_size(dynamics, engine):
     """The same with n = 500, where ranks have settled."""
-    for scale in (0.5, 0.7, 1.0, 1.4, 2.0):
-        for lam, eta in RIDGES:
+    for scale in (0.5, 2.0):
+        for lam, eta in (RIDGES[0], RIDGES[2]):
             rule = ImportanceWeightedRule(lam=lam, normalize=False)
             filt = paper_filter(dynamics, 500, scale, eta, rule, engine)
             exact = dense_means(dynamics, 500, scale, lam, eta)
@@ -104,7 +104,7 @@ def test_missing_rows_equal_the_dense_algorithm():
 
 
 def test_covariance_is_that_of_the_scaled_weights():
-    """Weights of the paper's form need not sum to one; the covariance scales them and drops negative parts."""
+    """Weights of the paper's form are scaled to sum to one; negative variances become zero."""
     x, z, x_test = data("rotation", 130)
     rule = ImportanceWeightedRule(lam=1e-2, normalize=False)
     out = paper_filter("rotation", 130, 1.0, 1e-4, rule, "auto").filter(x_test[:20])

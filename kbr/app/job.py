@@ -159,7 +159,9 @@ def _report(
     if "filter/engine" in metrics:
         print(f"  engine     {metrics['filter/engine']}")
     for note in outcome.notes:
-        print(f"  note: {note}: widen that grid if the error matters")
+        print(f"  note: {note}")
+    if outcome.notes:
+        print("  widen these grids (model.scales, model.lams, ...) if the error matters")
     shown = _shown(folder)
     print(f"\n  run folder:  {shown}")
     print(f"  evaluate:    python evaluate.py run={shown}")

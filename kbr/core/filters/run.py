@@ -78,6 +78,6 @@ def _predicted(operators: FilterOperators, run: KernelFilterResult) -> Float[Ten
     assert run.states is not None
     states = run.states[..., :-1, :]
     m = states.flatten(-3, -2) @ operators.transition
-    ratio = normalize_ratio(operators.ratio(m)).unflatten(-2, states.shape[-3:-1])
+    ratio = normalize_ratio(operators.ratio(m)).reshape(*states.shape[:-1], operators.n)
     first = ratio.new_ones(*states.shape[:-2], 1, operators.n)
     return torch.cat([first, ratio], -2)
