@@ -84,7 +84,8 @@ class PivotedCholesky:
         triangle, used = pivot_triangle(factor, pivots)
 
         def features(query: Tensor) -> Tensor:
-            cross = kernel(landmarks, query.to(points)) * used.unsqueeze(-1)
+            # Landmarks second: distances are centred there, so no query can disturb another one.
+            cross = kernel(query.to(points), landmarks).mT * used.unsqueeze(-1)
             solved: Tensor = torch.linalg.solve_triangular(triangle, cross, upper=False)
             return solved.mT
 
