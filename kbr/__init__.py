@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kbr.core.filters.extended_kalman import ExtendedKalmanFilter
     from kbr.core.filters.kalman import KalmanFilter
     from kbr.core.filters.kernel_bayes import KernelBayesFilter
+    from kbr.core.filters.known_transition import TransitionRatio
     from kbr.core.filters.particle import ParticleFilter
     from kbr.core.filters.result import FilterResult
     from kbr.core.filters.state_space import StateSpaceModel
@@ -49,6 +50,7 @@ _HOME = {
     "RandomFourier": "features",
     "RuLSIF": "ratios",
     "StateSpaceModel": "filters.state_space",
+    "TransitionRatio": "filters.known_transition",
     "UnscentedKalmanFilter": "filters.unscented_kalman",
     "tune_rule": "rule_tuning",
 }
@@ -60,6 +62,7 @@ __all__ = [  # noqa: RUF022  (grouped as a reader meets them)
     "KuLSIF",
     "RuLSIF",
     "ExactRatio",
+    "TransitionRatio",
     "Embedding",
     "KernelBayesFilter",
     "Belief",

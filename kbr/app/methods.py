@@ -19,6 +19,7 @@ from kbr.app.run_folder import BEST, RunContext, load_checkpoint
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import ETAS, SCALES, WIDTHS, KernelBayesFilter
+from kbr.core.filters.known_transition import TransitionRatio
 from kbr.core.filters.result import FilterResult
 from kbr.core.filters.tuning import CHOICES
 from kbr.core.ratios import ExactRatio, KuLSIF
@@ -80,14 +81,9 @@ class KernelMethod:
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         if isinstance(problem, PosteriorMean):
             return self._posterior(problem, seeds, None)
-        if self.true_ratio:
-            raise KbrError(
-                f"model={self.name} knows the true density ratio only for data=gaussian; got "
-                f"data={problem.name}. Use model=iw."
-            )
         data = problem.trials(seeds)
         started = time.perf_counter()
-        made = self._filter()
+        made = self._filter(problem)
         progress = grid_progress(len(seeds) * len(self._lams()), context.quiet)
         made.fit(data.x_train, data.z_train, progress=progress)
         seconds = time.perf_counter() - started
@@ -98,7 +94,7 @@ class KernelMethod:
         if isinstance(problem, PosteriorMean):
             return self._posterior(problem, seeds, state)
         started = time.perf_counter()
-        made = self._filter().restore(state["filter"])
+        made = self._filter(problem).restore(state["filter"])
         seconds = time.perf_counter() - started
         return self._filtered(made, problem, problem.trials(seeds), seconds)
 
@@ -107,9 +103,12 @@ class KernelMethod:
             return [self.lam]
         return self.lams if self.lams is not None else self.rule.LAMS
 
-    def _filter(self) -> KernelBayesFilter:
+    def _filter(self, problem: Filtering) -> KernelBayesFilter:
+        rule = replace(self.rule, lam=self.lam)
+        if self.true_ratio:
+            rule = replace(rule, ratio=TransitionRatio(model=problem.task.state_space()))
         return KernelBayesFilter(
-            rule=replace(self.rule, lam=self.lam),
+            rule=rule,
             eta=self.eta,
             lam_transition=self.lam_transition,
             scales=tuple(self.scales),

@@ -46,7 +46,7 @@ class TrainedFilter(ABC):
     epochs: int = 150
     lr: float = 3e-3
     weight_decay: float = 0.0
-    noise: float = 0.5
+    noise: float = 1.0
     val_every: int = 10
     patience: int = 6
     log_every: int = 10

@@ -11,6 +11,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap, Features, PivotedCholesky, as_feature_map
 from kbr.core.filters.engine import ActiveSet, LowRank, Update, compress
+from kbr.core.filters.known_transition import TransitionRatio, known_operators
 from kbr.core.filters.operators import FilterOperators, build_operators
 from kbr.core.filters.transition import conditional_leave_one_out, transition_pairs
 from kbr.core.inputs import check_positive
@@ -48,10 +49,10 @@ class Recipe:
     engine: Engine
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rule.ratio, KuLSIF):
+        if not isinstance(self.rule.ratio, KuLSIF | TransitionRatio):
             raise KbrError(
-                "the filter's prior changes at every step and its ratio is estimated by KuLSIF; "
-                f"got {type(self.rule.ratio).__name__}. Leave the rule's ratio out, or pass KuLSIF."
+                "the filter's prior changes at every step, so its ratio is KuLSIF or, where the "
+                f"dynamics are known, TransitionRatio; got {type(self.rule.ratio).__name__}."
             )
         for name in ("eta", "lam_transition"):
             if getattr(self, name) is not None:
@@ -152,6 +153,8 @@ class Recipe:
         lam_transition: Tensor,
     ) -> FilterOperators:
         """Everything the filter needs before it sees an observation."""
+        if isinstance(self.rule.ratio, TransitionRatio):
+            return known_operators(self.rule, update, z, normalize=self.normalize)
         return build_operators(
             self.rule,
             update,
