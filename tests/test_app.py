@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,8 @@ def options(group: str) -> list[str]:
 def test_every_option_composes(group):
     """Each yaml of each group gives a complete config; interpolations resolve."""
     from omegaconf import OmegaConf
+
+    import kbr.app.cli  # noqa: F401  (registers the resolvers)
 
     for option in options(group):
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -113,6 +116,35 @@ def test_a_sweep_writes_tables_and_skips_what_is_finished(tmp_path):
     second = run(*arguments)
     assert second.stdout.count("already finished") == 4
     assert (tmp_path / "results.csv").read_text() == before
+
+
+def test_a_trained_model_runs_evaluates_and_resumes(tmp_path):
+    """The default model through both scripts, and on from a run that was cut short."""
+    small = ["model.filter.val_every=2", "model.filter.checkpoint_every=2", "model.filter.epochs=4"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    done = train(whole, *small, "logger=csv")
+    assert done.returncode == 0, done.stderr
+    assert "test/mse_of_raw_kernel" in done.stdout
+    assert (whole / "csv" / "metrics.csv").is_file()
+    expected = json.loads((whole / "metrics.json").read_text())["test/mse"]
+    again = run(f"run={whole}", script="evaluate.py")
+    assert again.returncode == 0, again.stderr
+    evaluated = json.loads((whole / "evaluation" / "metrics.json").read_text())
+    assert evaluated["test/mse"] == pytest.approx(expected, rel=1e-6)
+    # A run that was killed leaves last.ckpt and no results.
+    (cut / "checkpoints").mkdir(parents=True)
+    shutil.copy(whole / "checkpoints" / "last.ckpt", cut / "checkpoints" / "last.ckpt")
+    resumed = run(*small, *SMOKE, f"resume={cut}")
+    assert resumed.returncode == 0, resumed.stderr
+    found = json.loads((cut / "metrics.json").read_text())["test/mse"]
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_lstm_runs(tmp_path):
+    done = train(
+        tmp_path / "run", "model=lstm", "model.filter.epochs=2", "model.filter.val_every=1"
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_posterior_mean_has_a_dim_column(tmp_path):

@@ -15,14 +15,18 @@ CONFIGS = str(
 )
 
 
+# Registered on import, so that configs resolve in sweep workers and in evaluate.py too.
+OmegaConf.register_new_resolver(
+    "resume_or", lambda resume, folder: folder if resume is None else resume, replace=True
+)
+OmegaConf.register_new_resolver("either", lambda flag, yes, no: yes if flag else no, replace=True)
+
+
 def _name_this_run() -> None:
     """One id for all processes of a run, whoever launches them, before Hydra names folders."""
     known = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
     given = next((os.environ[name] for name in known if os.environ.get(name)), None)
     os.environ.setdefault("KBR_RUN_ID", given or time.strftime("%Y-%m-%d_%H-%M-%S"))
-    OmegaConf.register_new_resolver(
-        "resume_or", lambda resume, folder: folder if resume is None else resume, replace=True
-    )
 
 
 @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="train")

@@ -64,6 +64,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     context = RunContext(
         folder=folder,
         trainer=trainer_settings(config),
+        logger=config.logger,
         resume=Path(config.resume) if config.resume else None,
         quiet=sweeping,
     )

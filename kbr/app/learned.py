@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.utils import instantiate
 
 from kbr.app.methods import Outcome
 from kbr.app.problems import Filtering, Problem
@@ -14,6 +15,7 @@ from kbr.app.run_folder import BEST, RunContext
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.result import FilterResult, mean_squared_error
+from kbr.training.progress import EpochBar, quiet_lightning
 from kbr.training.trained_filter import TrainedFilter
 
 
@@ -28,6 +30,7 @@ class TrainedMethod:
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         self._check(problem)
         assert isinstance(problem, Filtering)
+        quiet_lightning()
         parts, raw, started = [], [], time.perf_counter()
         spent = 0.0
         for seed in seeds:
@@ -41,7 +44,12 @@ class TrainedMethod:
                 data.z_train,
                 seed=seed,
                 folder=folder,
-                trainer={**context.trainer, "enable_progress_bar": not context.quiet},
+                trainer={
+                    **context.trainer,
+                    "logger": instantiate(context.logger)(save_dir=folder),
+                    "enable_progress_bar": False,
+                    "callbacks": [] if context.quiet else [EpochBar(f"{self.name} seed {seed}")],
+                },
                 resume=resume,
             )
             began = time.perf_counter()

@@ -31,6 +31,7 @@ class RunContext:
 
     folder: Path
     trainer: dict[str, Any]
+    logger: DictConfig
     resume: Path | None = None
     quiet: bool = False
 
@@ -103,7 +104,7 @@ def fingerprint(config: DictConfig) -> str:
     """A hash of what decides the numbers: the config without folders and progress."""
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
-    decisive = {k: v for k, v in plain.items() if k not in ("resume", "hydra", "figure", "quiet")}
+    decisive = {k: v for k, v in plain.items() if k not in ("resume", "logger", "figure")}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 

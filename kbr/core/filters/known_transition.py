@@ -1,7 +1,7 @@
 """Filtering with the true predictive ratio, where the density of the dynamics is known.
 
-The coordinates of a belief are its weights themselves (Phi = I), so a step costs O(n^2): a reference
-for the learned ratio, not an engine.
+The coordinates of a belief are its weights themselves (Phi = I), so a step costs O(n^2): a
+reference for the learned ratio, not an engine.
 """
 
 from dataclasses import dataclass
