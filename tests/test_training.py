@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
+from kbr.core.checkpoint import plain, write_atomically
 from kbr.core.errors import KbrError
 from kbr.core.objectives import feature_loss
 from kbr.training import MLP, LearnedFilter, LSTMFilter, SoftArgmaxCNN
-from kbr.training.checkpoint import plain, write_atomically
 from kbr.training.data import SequenceData
 from kbr.training.lstm_filter import hold
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from kbr.app.cli import stop
 from kbr.app.figures import run_figures
 from kbr.app.job import build, saved_config, trial_seeds, write_outcome
-from kbr.app.run_folder import MANIFEST, write_atomically
+from kbr.app.run_folder import MANIFEST, write_bytes
 from kbr.core.errors import KbrError
 
 
@@ -50,4 +50,4 @@ def evaluate_run(folder: Path) -> float:
 def _save_posterior(path: Path, mean: torch.Tensor, cov: torch.Tensor, truth: torch.Tensor) -> None:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, mean=mean.numpy(), cov=cov.numpy(), truth=truth.numpy())
-    write_atomically(path, buffer.getvalue())
+    write_bytes(path, buffer.getvalue())

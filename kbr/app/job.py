@@ -27,11 +27,11 @@ from kbr.app.run_folder import (
     RunContext,
     is_finished,
     manifest,
-    save_checkpoint,
     write_json,
     write_rows,
 )
 from kbr.app.trainer import trainer_settings
+from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 
 FAILURE = "failure.txt"
@@ -75,7 +75,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     seconds = time.perf_counter() - started
     metrics = write_outcome(folder, problem, method.name, seeds, outcome)
     if outcome.state:  # trained models have written theirs already
-        save_checkpoint(folder / BEST, outcome.state)
+        checkpoint.save(folder / BEST, outcome.state)
     log_outcome(folder, metrics, run_figures(folder / "figures", outcome))
     write_json(folder / MANIFEST, {**manifest(config), "seconds": round(seconds, 3)})
     _report(folder, method.name, metrics, outcome, sweeping, seconds)

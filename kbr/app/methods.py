@@ -15,7 +15,8 @@ from torch import Tensor
 
 from kbr.app.problems import Filtering, PosteriorMean, Problem
 from kbr.app.progress import grid_progress
-from kbr.app.run_folder import BEST, RunContext, load_checkpoint
+from kbr.app.run_folder import BEST, RunContext
+from kbr.core import checkpoint
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import ETAS, SCALES, WIDTHS, KernelBayesFilter
@@ -90,7 +91,7 @@ class KernelMethod:
         return self._filtered(made, problem, data, seconds)
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
-        state = load_checkpoint(folder / BEST, kind=KIND)
+        state = checkpoint.load(folder / BEST, kind=KIND)
         if isinstance(problem, PosteriorMean):
             return self._posterior(problem, seeds, state)
         started = time.perf_counter()

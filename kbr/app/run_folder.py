@@ -5,10 +5,8 @@ import hashlib
 import io
 import json
 import os
-import pickle
 import platform
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 import kbr
-from kbr.core.errors import KbrError
+from kbr.core.checkpoint import write_atomically
 
 METRICS = "metrics.json"
 RESULTS = "results.csv"
@@ -36,24 +34,17 @@ class RunContext:
     quiet: bool = False
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the target, then rename: a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def write_bytes(path: Path, content: bytes) -> None:
+    """Whole or absent: a reader sees the old file or the new one."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    write_atomically(path, write)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    write_atomically(path, (json.dumps(values, indent=2) + "\n").encode())
+    write_bytes(path, (json.dumps(values, indent=2) + "\n").encode())
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -63,41 +54,12 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(path, text.getvalue().encode())
+    write_bytes(path, text.getvalue().encode())
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Tensors and plain containers only, so that it loads without running code."""
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    write_atomically(path, buffer.getvalue())
-
-
-def load_checkpoint(path: Path, *, kind: str) -> dict[str, Any]:
-    """Load safely; a broken or foreign file is a clear error."""
-    if not path.is_file():
-        raise KbrError(f"no checkpoint at {path}: the run has not finished, or run= is wrong.")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise KbrError(f"{path} is truncated or no checkpoint: {_first_line(error)}") from error
-    except pickle.UnpicklingError as error:
-        raise KbrError(
-            f"{path} holds something other than tensors and plain values, so it was not loaded: "
-            f"{_first_line(error)}"
-        ) from error
-    if not isinstance(content, dict) or content.get("kind") != kind:
-        found = content.get("kind") if isinstance(content, dict) else type(content).__name__
-        raise KbrError(
-            f"{path} is not a checkpoint of this model: expected kind {kind}, found {found}. Use "
-            "the checkpoint that belongs to this run's model."
-        )
-    return content
 
 
 def fingerprint(config: DictConfig) -> str:
@@ -142,7 +104,3 @@ def _commit() -> str | None:
         check=False,
     )
     return asked.stdout.strip() or None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

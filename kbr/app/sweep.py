@@ -38,7 +38,7 @@ class SweepReport(Callback):
 def gather(folder: Path, figure: DictConfig | None) -> dict[str, str]:
     """results.csv, summary.csv, table and figure from the cells' folders; failures by name."""
     from kbr.app.figures import sweep_figure
-    from kbr.app.run_folder import MANIFEST, RESULTS, read_rows, write_atomically, write_rows
+    from kbr.app.run_folder import MANIFEST, RESULTS, read_rows, write_bytes, write_rows
     from kbr.app.summary import format_table, summarize
 
     cells = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
@@ -53,7 +53,7 @@ def gather(folder: Path, figure: DictConfig | None) -> dict[str, str]:
         table = summarize(rows, figure.x, figure.reference)
         write_rows(folder / "summary.csv", table)
         text = format_table(table, figure.x, figure.reference)
-        write_atomically(folder / "table.txt", (text.lstrip("\n") + "\n").encode())
+        write_bytes(folder / "table.txt", (text.lstrip("\n") + "\n").encode())
         print(text)
         sweep_figure(folder / figure.name, rows, x=figure.x, label=figure.label)
     return failed

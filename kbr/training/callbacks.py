@@ -6,7 +6,7 @@ from typing import Any
 import lightning
 from torch import Tensor
 
-from kbr.training.checkpoint import write_atomically
+from kbr.core.checkpoint import write_atomically
 
 
 class KeepBest(lightning.Callback):

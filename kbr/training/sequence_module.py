@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from kbr.core.checkpoint import VERSION
 from kbr.core.errors import KbrError
-from kbr.training.checkpoint import VERSION
 
 PIECE = 100  # rows that pass the network together on a CPU: their activations stay in the cache
 WARM_UP = 0.1  # share of the epochs in which the learning rate grows

@@ -18,10 +18,10 @@ from jaxtyping import Bool, Float
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
+from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 from kbr.core.filters.result import FilterResult
 from kbr.core.inputs import ArrayLike, as_pairs, as_tensor, check_positive
-from kbr.training import checkpoint
 from kbr.training.callbacks import KeepBest
 from kbr.training.data import SequenceData
 from kbr.training.encoders import SoftArgmaxCNN, check_sizes
@@ -37,6 +37,7 @@ class TrainedFilter(ABC):
 
     epochs         full-batch steps at most;
     noise          augmentation, in standard deviations of the observations;
+    dropout        passed on to the encoder; None leaves the encoder's own;
     val_every      epochs between two looks at the validation error;
     patience       looks without improvement before training stops;
     log_every, checkpoint_every   epochs; both cost more than a small network's step.
@@ -47,6 +48,7 @@ class TrainedFilter(ABC):
     lr: float = 3e-3
     weight_decay: float = 0.0
     noise: float = 1.0
+    dropout: float | None = None
     val_every: int = 10
     patience: int = 6
     log_every: int = 10
@@ -119,7 +121,7 @@ class TrainedFilter(ABC):
         record = self._record(x, z, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # networks draw their first weights from the global generator
-            encoder = self.encoder(shape=shape)
+            encoder = self._build_encoder(shape)
             shared = {
                 "epochs": self.epochs,
                 "lr": self.lr,
@@ -224,7 +226,7 @@ class TrainedFilter(ABC):
         }
         with torch.random.fork_rng(devices=[]):  # weights drawn here are replaced just below
             module = made.build(
-                made.encoder(shape=shape), torch.zeros(2, *shape), torch.randn(2, dz), shared
+                made._build_encoder(shape), torch.zeros(2, *shape), torch.randn(2, dz), shared
             )
         try:
             module.load_state_dict(content["network"])
@@ -268,6 +270,10 @@ class TrainedFilter(ABC):
         )
         steps = lead[-1]
         return psi.reshape(-1, steps, psi.shape[-1]), seen.reshape(-1, steps), tuple(lead[:-1])
+
+    def _build_encoder(self, shape: tuple[int, ...]) -> nn.Module:
+        given = {} if self.dropout is None else {"dropout": self.dropout}
+        return self.encoder(shape=shape, **given)
 
     def hyper_parameters(self) -> dict[str, Any]:
         """The constructor's arguments as plain values; the encoder as its class and arguments."""

@@ -32,7 +32,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 def save(path: Path, content: Mapping[str, Any]) -> None:
     """Plain containers and tensors only: `load` refuses anything else."""
-    write_atomically(path, lambda temporary: torch.save(dict(content), temporary))
+    write_atomically(path, lambda temporary: torch.save({"version": VERSION, **content}, temporary))
 
 
 def load(path: str | Path, *, kind: str) -> dict[str, Any]:
