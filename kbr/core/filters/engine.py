@@ -13,7 +13,7 @@ Shapes: *b data sets fitted together, s sequences (or ridges) filtered together 
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -50,10 +50,14 @@ class LowRank:
     """second = Psi' diag(r) Psi by one product per sequence."""
 
     features: Features
-    name: str = "low_rank"
+    name: ClassVar[str] = "low_rank"
 
     def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
         return self.features(x)
+
+    def second(self, ratio: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s d d"]:
+        wide = self.features.train.unsqueeze(-3)
+        return (wide * ratio.unsqueeze(-1)).mT @ wide
 
     def weights(
         self,
@@ -63,36 +67,21 @@ class LowRank:
         lam: Float[Tensor, "*b s"],
     ) -> Float[Tensor, "*b s n"]:
         psi = self.features.train
-        wide = psi.unsqueeze(-3)
-        second = (wide * ratio.unsqueeze(-1)).mT @ wide
-        s = rule.coefficients(second, query, psi.shape[-2], lam)
+        s = rule.coefficients(self.second(ratio), query, psi.shape[-2], lam)
         return ratio * (s @ psi.mT)
 
 
 @dataclass(frozen=True, eq=False)
-class Compressed:
+class Compressed(LowRank):
     """second = Psi_q' diag(T'r) Psi_q with few pivots q, exact on the squared kernel's span."""
 
-    features: Features
     mixing: Float[Tensor, "*b n q"]
     pivots: Float[Tensor, "*b q d"]
-    name: str = "compressed"
+    name: ClassVar[str] = "compressed"
 
-    def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
-        return self.features(x)
-
-    def weights(
-        self,
-        rule: Rule,
-        ratio: Float[Tensor, "*b s n"],
-        query: Float[Tensor, "*b s c"],
-        lam: Float[Tensor, "*b s"],
-    ) -> Float[Tensor, "*b s n"]:
-        psi = self.features.train
+    def second(self, ratio: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s d d"]:
         wide = self.pivots.unsqueeze(-3)
-        second = (wide * (ratio @ self.mixing).unsqueeze(-1)).mT @ wide
-        s = rule.coefficients(second, query, psi.shape[-2], lam)
-        return ratio * (s @ psi.mT)
+        return (wide * (ratio @ self.mixing).unsqueeze(-1)).mT @ wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +91,7 @@ class ActiveSet:
     kernel: Kernel
     points: Float[Tensor, "*b n dx"]
     gram: Float[Tensor, "*b n n"]
-    name: str = "active_set"
+    name: ClassVar[str] = "active_set"
 
     def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
         return self.kernel(x, self.points)
