@@ -83,7 +83,8 @@ def _panel(axis: Any, rows: Sequence[dict[str, str]], x: str) -> None:
     axis.minorticks_off()
     low, high = axis.get_ylim()
     if high / low < 20:  # powers of ten alone would leave the axis bare
-        marks = [m * 10.0**e for e in range(-4, 3) for m in (1, 1.5, 2, 3, 4, 5, 6, 8)]
+        steps = np.arange(1, 10, 0.5) if high / low < 3 else (1, 1.5, 2, 3, 4, 5, 6, 8)
+        marks = [m * 10.0**e for e in range(-4, 3) for m in steps]
         shown = [m for m in marks if low <= m <= high]
         axis.set_yticks(shown, [f"{m:g}" for m in shown])
 

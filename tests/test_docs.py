@@ -1,0 +1,49 @@
+"""The documents are true: README's code runs, and its tables stand in committed files."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+
+
+def test_readme_code_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """Markdown tables as lists of rows of cells."""
+    found = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+    return [
+        [[c.strip() for c in row.strip("|").split("|")] for row in t.splitlines()] for t in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "file", "data", "x"),
+    [
+        (0, "posterior_mean", "gaussian", "dim"),
+        (1, "posterior_mean_tuned", "gaussian", "dim"),
+        (2, "low_dim", "rotation", "n_train"),
+        (3, "low_dim", "oscillatory", "n_train"),
+    ],
+)
+def test_result_tables_stand_in_committed_files(number, file, data, x):
+    """Every number of a table is the mean of its row in the summary."""
+    with (RESULTS / f"{file}.csv").open() as handle:
+        rows = list(csv.DictReader(handle))
+    means = {(r["data"], r["model"], int(r[x])): float(r["mean"]) for r in rows}
+    head, _, *body = tables((ROOT / "docs" / "results.md").read_text())[number]
+    columns = [int(re.sub(r"\D", "", cell)) for cell in head[1:]]
+    checked = 0
+    for model, *cells in body:
+        for at, cell in zip(columns, cells, strict=True):
+            assert float(cell) == pytest.approx(means[data, model, at], abs=6e-5)
+            checked += 1
+    assert checked == len([key for key in means if key[0] == data])
