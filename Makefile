@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: train test test-slow lint format types benchmarks tensorboard clean help
+.PHONY: train test test-slow lint format types tensorboard clean help
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
