@@ -8,8 +8,8 @@ import torch
 from omegaconf import DictConfig
 
 from kbr.app.cli import stop
-from kbr.app.figures import run_figures
 from kbr.app.job import build, saved_config, trial_seeds, write_outcome
+from kbr.app.run_figures import run_figures
 from kbr.app.run_folder import MANIFEST, write_bytes
 from kbr.core.errors import KbrError
 

@@ -15,10 +15,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.cli import stop
-from kbr.app.figures import run_figures
 from kbr.app.methods import Method, Outcome
 from kbr.app.monitoring import log_outcome
 from kbr.app.problems import Problem
+from kbr.app.run_figures import run_figures
 from kbr.app.run_folder import (
     BEST,
     MANIFEST,

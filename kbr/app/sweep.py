@@ -37,9 +37,9 @@ class SweepReport(Callback):
 
 def gather(folder: Path, figure: DictConfig | None) -> dict[str, str]:
     """results.csv, summary.csv, table and figure from the cells' folders; failures by name."""
-    from kbr.app.figures import sweep_figure
     from kbr.app.run_folder import MANIFEST, RESULTS, read_rows, write_bytes, write_rows
     from kbr.app.summary import format_table, summarize
+    from kbr.app.sweep_figures import sweep_figure
 
     cells = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
     rows = [row for cell in cells for row in read_rows(cell / RESULTS)]
