@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 from kbr.app.methods import Outcome
-from kbr.app.style import RC, plt, save
+from kbr.app.style import RC, save
 
 SHOWN_STEPS = 100
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 
-from kbr.app.style import OTHER, RC, STYLES, plt, save
+from kbr.app.style import OTHER, RC, STYLES, save
 
 
 def sweep_figure(path: Path, rows: Sequence[dict[str, str]], *, x: str, label: str) -> list[Path]:
