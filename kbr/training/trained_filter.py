@@ -39,7 +39,8 @@ class TrainedFilter(ABC):
     noise          augmentation, in standard deviations of the observations;
     dropout        passed on to the encoder; None leaves the encoder's own;
     val_every      epochs between two looks at the validation error;
-    patience       looks without improvement before training stops;
+    slack          later weights are kept unless they validate worse than the best by this share;
+    patience       looks in a row that are worse than that before training stops;
     log_every, checkpoint_every   epochs; both cost more than a small network's step.
     """
 
@@ -50,6 +51,7 @@ class TrainedFilter(ABC):
     noise: float = 1.0
     dropout: float | None = None
     val_every: int = 10
+    slack: float = 0.25
     patience: int = 6
     log_every: int = 10
     checkpoint_every: int = 25
@@ -66,7 +68,7 @@ class TrainedFilter(ABC):
         counts = ("epochs", "val_every", "patience", "log_every", "checkpoint_every")
         check_sizes(**{name: getattr(self, name) for name in counts})
         check_positive(float(self.lr), name="lr")
-        for name in ("noise", "weight_decay"):
+        for name in ("noise", "weight_decay", "slack"):
             if not getattr(self, name) >= 0:
                 raise KbrError(f"{name} must be at least 0; got {getattr(self, name)}. Set {name}.")
 
@@ -135,6 +137,7 @@ class TrainedFilter(ABC):
         keep = KeepBest(
             folder / "checkpoints" / "last.ckpt",
             patience=self.patience,
+            slack=self.slack,
             every=self.checkpoint_every,
         )
         keep.path.parent.mkdir(parents=True, exist_ok=True)
