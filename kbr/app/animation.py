@@ -7,12 +7,13 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import to_rgb
 from matplotlib.patches import Ellipse
 from PIL import Image
 from torch import Tensor
 
 from kbr.app.heading import ANGLES, degrees, density_of_moments, density_of_weights
-from kbr.app.image_figures import MARKS, OUTLINE
+from kbr.app.image_figures import MARKS
 from kbr.app.methods import Outcome
 from kbr.app.posterior_figures import ESTIMATE, OBSERVED, TRUTH, ellipse_axes, name_axes
 from kbr.app.run_folder import write_bytes
@@ -21,7 +22,9 @@ from kbr.app.view import BELIEFS, View, as_pictures
 
 TRAIL = 12  # steps of the path that stay visible
 MILLISECONDS = 150  # of a step
-COLOURS = 64
+COLOURS = 128  # of the frames; those of the marks come on top
+
+KEPT = (TRUTH, ESTIMATE, OBSERVED, MARKS["truth"]["mec"], MARKS["filter mean"]["mfc"], "#ffffff")
 
 Draw = Callable[[int], None]
 
@@ -35,8 +38,8 @@ def animate(path: Path, outcome: Outcome) -> Path | None:
     cov = outcome.cov[0].double()
     steps = min(BELIEFS, len(mean))
     with plt.rc_context({**RC, "figure.dpi": 100, "font.size": 8}):
-        wide = 5.4 if view.has_images else 3.2
-        figure = plt.figure(figsize=(wide, 3.0), layout="constrained")
+        size = (5.4, 3.2) if view.has_images else (3.4, 3.8)
+        figure = plt.figure(figsize=size, layout="constrained")
         axes, parts = figure.subplots(1, 1 + view.has_images, squeeze=False)[0], []
         if view.has_images:
             parts.append(_frames(axes[0], mean, truth, cov, view))
@@ -47,14 +50,18 @@ def animate(path: Path, outcome: Outcome) -> Path | None:
             parts.append(_compass(rose, mean, truth, cov, view))
         else:
             parts.append(_plane(axes[-1], mean, truth, cov, view))
-        frames = []
+        handles, labels = figure.axes[-1].get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=2 + view.has_images, fontsize=8
+        )
+        title, frames = figure.suptitle("step 1", fontsize=9), []
+        figure.canvas.draw()
+        figure.set_layout_engine("none")  # the layout stays as it is
         for t in range(steps):
-            figure.suptitle(f"step {t + 1}", fontsize=9)
+            title.set_text(f"step {t + 1}")
             for draw in parts:
                 draw(t)
             figure.canvas.draw()
-            if t == 0:
-                figure.set_layout_engine("none")  # nothing moves after the first frame
             frames.append(np.asarray(figure.canvas.buffer_rgba())[..., :3].copy())  # type: ignore[attr-defined]
         plt.close(figure)
     write_bytes(path, _gif(frames))
@@ -62,11 +69,13 @@ def animate(path: Path, outcome: Outcome) -> Path | None:
 
 
 def _gif(frames: list[np.ndarray]) -> bytes:
-    """All frames on one palette, so that nothing flickers."""
+    """All frames on one palette, so that nothing flickers; small marks keep their colours."""
     picked = np.concatenate(frames[:: max(1, len(frames) // 6)])
-    palette = Image.fromarray(picked).quantize(COLOURS)
+    found = Image.fromarray(picked).quantize(COLOURS).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*found, *(round(255 * v) for c in KEPT for v in to_rgb(c))])
     images = [
-        Image.fromarray(f).quantize(palette=palette, dither=Image.Dither.NONE) for f in frames
+        Image.fromarray(each).quantize(palette=palette, dither=Image.Dither.NONE) for each in frames
     ]
     buffer = io.BytesIO()
     images[0].save(
@@ -83,11 +92,8 @@ def _frames(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View) -> 
     axis.set_title("observation", fontsize=8)
     if view.window is None:
         return lambda t: image.set_data(shown[t])
-    marks = {
-        kind: axis.plot([], [], ls="none", path_effects=OUTLINE, **style)[0]
-        for kind, style in MARKS.items()
-    }
-    ring = _ring(axis, cov, "#F0E442")
+    marks = {kind: axis.plot([], [], ls="none", **style)[0] for kind, style in MARKS.items()}
+    ring = _ring(axis, cov, "#56B4E9")
 
     def draw(t: int) -> None:
         image.set_data(shown[t])
@@ -105,21 +111,17 @@ def _plane(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View) -> D
     is_seen = view.x_test.ndim == 2 and view.x_test.shape[1] == mean.shape[1]
     if is_seen:
         seen = axis.plot([], [], "x", color=OBSERVED, ms=8, mew=2, label="observation")[0]
-    path = axis.plot([], [], color=TRUTH, lw=1, ls="--", marker="o", mfc="none", label="truth")[0]
-    guess = axis.plot([], [], color=ESTIMATE, lw=1.2, marker="+", mew=1.5, label="filter mean")[0]
+    path = axis.plot([], [], color=TRUTH, lw=1, ls="--", label="truth", **MARKS["truth"])[0]
+    guess = axis.plot([], [], color=ESTIMATE, lw=1.2, label="filter mean", **MARKS["filter mean"])[
+        0
+    ]
     ring = _ring(axis, cov, ESTIMATE)
     everything = np.concatenate([z[:, :2], mean[:BELIEFS, :2].numpy(), truth[:BELIEFS, :2].numpy()])
     centre = (everything.min(0) + everything.max(0)) / 2
     reach = 1.08 * np.ptp(everything, axis=0).max() / 2 + 1e-9
-    downwards = view.window is not None and view.window[2] > view.window[3]
-    vertical = (centre[1] - reach, centre[1] + reach)
-    axis.set(
-        xlim=(centre[0] - reach, centre[0] + reach),
-        ylim=vertical[::-1] if downwards else vertical,
-        box_aspect=1,
-    )
+    ends = np.stack([centre - reach, centre + reach], -1)
+    axis.set(xlim=ends[0], ylim=ends[1], box_aspect=1)
     name_axes(axis, view)
-    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, fontsize=7, columnspacing=1)
 
     def draw(t: int) -> None:
         start = max(0, t + 1 - TRAIL)
@@ -154,9 +156,6 @@ def _compass(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View) ->
     ]
     north = axis.plot([0, 0], [0, 1], color=TRUTH, lw=1.5, ls="--", label="true heading")[0]
     guess = axis.plot([0, 0], [0, 1], color=ESTIMATE, lw=1.5, label="filter mean")[0]
-    axis.legend(
-        loc="lower center", bbox_to_anchor=(0.5, 1.12), ncols=3, fontsize=7, columnspacing=1
-    )
     heading, estimate = np.radians(degrees(truth)), np.radians(degrees(mean))
 
     def draw(t: int) -> None:

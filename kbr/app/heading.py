@@ -17,6 +17,11 @@ def degrees(z: Tensor) -> Tensor:
     return torch.rad2deg(torch.atan2(z[..., 1], z[..., 0])) % 360
 
 
+def in_words(z: Tensor) -> str:
+    """The heading of one z, as 0° .. 359°."""
+    return f"{round(float(degrees(z))) % 360}°"
+
+
 def density_of_weights(z: Tensor, w: Tensor) -> np.ndarray:
     """Density at ANGLES of weights w [n] on headings z [n, 2], smoothed.
 

@@ -3,30 +3,28 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib.patheffects as effects
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.colors import PowerNorm
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kbr.app.heading import degrees
+from kbr.app.heading import in_words
 from kbr.app.style import RC, save
 from kbr.app.view import View, as_pictures, spread_out
 
 FRAMES = 10
 COLUMNS = 8  # of a contact sheet
-OUTLINE = [effects.withStroke(linewidth=2.2, foreground="black")]
-MARKS: dict[str, dict[str, Any]] = {  # a light mark with a dark edge shows on any frame
-    "truth": {"marker": "o", "mfc": "none", "mec": "white", "ms": 8, "mew": 1.2},
-    "filter mean": {"marker": "+", "color": "#F0E442", "ms": 8, "mew": 1.4},
+MARKS: dict[str, dict[str, Any]] = {  # told apart by shape; both show on dark and light frames
+    "truth": {"marker": "o", "mfc": "none", "mec": "#E05A00", "ms": 12, "mew": 1.4},
+    "filter mean": {"marker": "P", "mfc": "#56B4E9", "mec": "black", "ms": 6, "mew": 0.8},
 }
 
 
 def mark(axis: Any, kind: str, z: np.ndarray) -> Any:
     """A position on a frame; returns the artist."""
-    style = {**MARKS[kind], "ls": "none", "label": kind, "path_effects": OUTLINE}
-    return axis.plot(z[0], z[1], clip_on=True, **style)[0]
+    return axis.plot(z[0], z[1], ls="none", label=kind, **MARKS[kind])[0]
 
 
 def observations(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
@@ -37,7 +35,7 @@ def observations(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
     columns = -(-len(steps) // rows)
     with plt.rc_context(RC):
         shape = frames.shape[1] / frames.shape[2]
-        size = (1.45 * columns, (1.45 * shape + 0.32) * rows + 0.35)
+        size = (1.45 * columns, (1.45 * shape + 0.2) * rows + (0.3 if view.window else 0))
         figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
         for axis in axes.flat:
             axis.set_axis_off()
@@ -49,10 +47,7 @@ def observations(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
                 mark(axis, "filter mean", mean[t].numpy())
         if view.window is not None:
             handles, labels = axes[0, 0].get_legend_handles_labels()
-            figure.legend(
-                handles, labels, ncols=2, loc="lower center", fontsize=8, labelcolor="black",
-                facecolor="#666666",
-            )  # fmt: skip
+            figure.legend(handles, labels, ncols=2, loc="lower center", fontsize=8)
         figure.tight_layout(rect=(0, 0.3 / size[1] if view.window else 0, 1, 1), pad=0.4)
         return save(figure, path, ("png",))[0]
 
@@ -60,7 +55,7 @@ def observations(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
 def _caption(t: int, mean: Tensor, truth: Tensor, view: View) -> str:
     if not view.circular:
         return f"step {t + 1}"
-    return f"step {t + 1}: {degrees(truth[t]):.0f}°, est. {degrees(mean[t]):.0f}°"
+    return f"step {t + 1}: {in_words(truth[t])}, est. {in_words(mean[t])}"
 
 
 def contact_sheet(images: Tensor, titles: list[str]) -> Any:
@@ -104,11 +99,15 @@ def encoder_figure(frames: Tensor, maps: Tensor, places: Tensor) -> Any:
             above.imshow(shown[b], extent=(*frame[1], *frame[0][::-1]))
             above.plot(*places[b].numpy().T, "o", color="#F0E442", mec="black", mew=0.6, ms=4)
             heat = maps[b].mean(0).numpy()
-            below.imshow(heat, extent=(*grid[1], *grid[0][::-1]), cmap="magma")
+            norm = PowerNorm(
+                0.3
+            )  # a map that knows its place is far brighter than one that does not
+            below.imshow(heat, extent=(*grid[1], *grid[0][::-1]), cmap="magma", norm=norm)
             for axis in (above, below):
                 axis.set(xlim=frame[1], ylim=frame[0][::-1], xticks=[], yticks=[])
                 axis.set_aspect("auto")
                 axis.grid(False)
+                axis.spines[:].set_visible(False)
         axes[0, 0].set_ylabel("frame and places", fontsize=8)
         axes[1, 0].set_ylabel("mean heat map", fontsize=8)
         figure.tight_layout(pad=0.5)

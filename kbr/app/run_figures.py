@@ -5,7 +5,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from kbr.app.heading import degrees
+from kbr.app.heading import in_words
 from kbr.app.image_figures import contact_sheet, encoder_figure, observations
 from kbr.app.methods import Outcome
 from kbr.app.posterior_figures import ESTIMATE, TRUTH, ellipses, weights_figure
@@ -46,8 +46,7 @@ def _views(folder: Path, outcome: Outcome, view: View) -> list[Path]:
         return written
     written.append(observations(folder / "observations", outcome.mean[0], outcome.truth[0], view))
     steps = spread_out(SHEET, len(view.x_train))
-    heading = degrees(view.z_train)
-    titles = [f"{heading[t]:.0f}°" if view.circular else f"{t + 1}" for t in steps]
+    titles = [in_words(view.z_train[t]) if view.circular else f"step {t + 1}" for t in steps]
     sheet = contact_sheet(view.x_train[steps], titles)
     written += save(sheet, folder / "contact_sheet", ("png",))
     if view.gaze is not None:
