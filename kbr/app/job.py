@@ -168,7 +168,8 @@ def _report(
     shown = _shown(folder)
     print(f"\n  run folder:  {shown}")
     print(f"  evaluate:    python evaluate.py run={shown}")
-    print(f"  monitor:     tensorboard --logdir {shown}")
+    if (folder / "tensorboard").is_dir():
+        print(f"  monitor:     tensorboard --logdir {shown}")
 
 
 def _shown(folder: Path) -> Path:

@@ -1,5 +1,6 @@
 """TensorBoard: scalars and pictures of every run, learned or closed-form."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.methods import Outcome
 
-NOT_SETTINGS = ("resume", "logger", "figure", "debug", "experiment", "quick", "trainer")
+BUILDING = ("problem", "path")
+SHOWN = ("test/", "val/", "fit/")  # the other metrics are in metrics.json
+
+Setting = bool | int | float | str
 
 
 def log_outcome(
@@ -28,7 +32,7 @@ def log_outcome(
     numbers = {
         f"final/{name}": value
         for name, value in metrics.items()
-        if isinstance(value, int | float) and value == value
+        if name.startswith(SHOWN) and isinstance(value, int | float) and value == value
     }
     with SummaryWriter(str(folder / "tensorboard")) as writer:
         shown = {
@@ -47,19 +51,26 @@ def log_outcome(
             writer.add_image(f"pictures/{path.stem}", image, 0, dataformats="HWC")
 
 
-def settings(config: DictConfig) -> dict[str, bool | int | float | str]:
-    """What was set, flat: data.n_train, model.name, seed, ..."""
+def settings(config: DictConfig) -> dict[str, Setting]:
+    """What was set, flat. TensorBoard sorts by name and shows the first five columns at once."""
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
-    found: dict[str, bool | int | float | str] = {}
+    data, model = plain["data"], plain["model"]
+    first = {"data": data.pop("name"), "model": model.pop("name"), "seed": plain["seed"]}
+    if "n_train" in data:
+        first["n_train"] = data.pop("n_train")
+    encoder = model.get("filter", {}).get("encoder")
+    if encoder:
+        first["encoder"] = encoder["_target_"].rpartition(".")[2]
+    rest = {"data": data, "model": model, "trials": plain["trials"]}
+    return {**first, **dict(_flat("set", rest))}
 
-    def collect(prefix: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                if not key.startswith("_") and key != "problem":
-                    collect(f"{prefix}.{key}" if prefix else key, inner)
-        elif value is not None:
-            found[prefix] = value if isinstance(value, bool | int | float | str) else str(value)
 
-    collect("", {key: value for key, value in plain.items() if key not in NOT_SETTINGS})
-    return found
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Setting]]:
+    """Leaves of nested dicts under their dotted names; what only serves to build objects is out."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not key.startswith("_") and key not in BUILDING:
+                yield from _flat(f"{name}.{key}", inner)
+    elif value is not None:
+        yield name, value if isinstance(value, bool | int | float | str) else str(value)

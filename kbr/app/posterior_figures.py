@@ -29,6 +29,14 @@ def ellipse_axes(cov: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return size[:, 1], size[:, 0], angle
 
 
+def coverage(mean: np.ndarray, truth: np.ndarray, cov: np.ndarray) -> float:
+    """Share of the steps whose truth lies in the 2-sd ellipse."""
+    values, vectors = np.linalg.eigh(cov)
+    along = np.einsum("tik,ti->tk", vectors, truth - mean)
+    distance = (np.square(along) / values.clip(1e-12)).sum(-1)
+    return float((distance <= 4).mean())
+
+
 def ellipses(
     path: Path,
     mean: np.ndarray,
@@ -38,6 +46,7 @@ def ellipses(
     view: View | None,
 ) -> Path:
     """The last steps in the plane of the latent; a thin line joins each mean to its truth."""
+    inside = coverage(mean, truth, cov)
     mean, truth, cov, evidence = mean[-LAST:], truth[-LAST:], cov[-LAST:], evidence[-LAST:]
     with plt.rc_context(RC):
         figure, axis = plt.subplots(figsize=(4.4, 4.6))
@@ -53,7 +62,8 @@ def ellipses(
             axis.plot(*mean[~evidence].T, "x", color=AGAINST, ms=7, label="no evidence")
         axis.set_aspect("equal", adjustable="datalim")
         name_axes(axis, view)
-        axis.set_title(f"last {len(mean)} steps", fontsize=9, pad=24)
+        caption = f"last {len(mean)} steps; within 2 sd at {inside:.0%} of all (Gaussian: 86%)"
+        axis.set_title(caption, fontsize=8, pad=24)
         axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, columnspacing=1)
         figure.tight_layout()
         return save(figure, path, ("png",))[0]
