@@ -7,12 +7,13 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Ellipse
 from PIL import Image
 from torch import Tensor
 
-from kbr.app.heading import ANGLES, degrees, density_of_moments, density_of_weights
+from kbr.app.heading import ANGLES, density_of_moments, density_of_weights
 from kbr.app.image_figures import MARKS
 from kbr.app.methods import Outcome
 from kbr.app.posterior_figures import ESTIMATE, OBSERVED, TRUTH, ellipse_axes, name_axes
@@ -151,12 +152,11 @@ def _compass(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View) ->
     axis.set_theta_zero_location("N")
     axis.set(ylim=(0, 1.05), yticks=[])
     axis.set_thetagrids(range(0, 360, 45), [f"{a}°" for a in range(0, 360, 45)])
-    petal = axis.fill(ANGLES, np.zeros_like(ANGLES), color=ESTIMATE, alpha=0.4, label="posterior")[
-        0
-    ]
+    nothing = np.zeros_like(ANGLES)
+    petal = axis.fill(ANGLES, nothing, color=ESTIMATE, alpha=0.4, label="posterior")[0]
     north = axis.plot([0, 0], [0, 1], color=TRUTH, lw=1.5, ls="--", label="true heading")[0]
     guess = axis.plot([0, 0], [0, 1], color=ESTIMATE, lw=1.5, label="filter mean")[0]
-    heading, estimate = np.radians(degrees(truth)), np.radians(degrees(mean))
+    heading, estimate = (torch.atan2(z[:, 1], z[:, 0]).numpy() for z in (truth, mean))
 
     def draw(t: int) -> None:
         if view.weights is not None:

@@ -89,7 +89,7 @@ def as_pictures(frames: Tensor) -> np.ndarray:
     values = frames.double().nan_to_num(0.5)
     low, high = float(values.min()), float(values.max())
     if low < -1 or high > 2:
-        values = (values - low) / (high - low)
+        values = (values - low) / max(high - low, 1e-300)
     shown = values.clamp(0, 1).permute(0, 2, 3, 1)
     return shown.expand(*shown.shape[:3], 3).numpy()
 
