@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from kbr.app.animation import animate
 from kbr.app.cli import stop
 from kbr.app.job import build, saved_config, trial_seeds, write_outcome
 from kbr.app.run_figures import run_figures
@@ -41,6 +42,7 @@ def evaluate_run(folder: Path) -> float:
     assert outcome.cov is not None
     _save_posterior(target / "posterior.npz", outcome.mean, outcome.cov, outcome.truth)
     run_figures(target / "figures", outcome)
+    animate(target / "figures" / "filter.gif", outcome)
     print(f"{method.name} on {problem.name}, {len(seeds)} trial(s)")
     print(f"  test/mse   {metrics['test/mse']:.6f}")
     print(f"  written:   {target}")

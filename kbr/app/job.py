@@ -76,7 +76,9 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     metrics = write_outcome(folder, problem, method.name, seeds, outcome)
     if outcome.state:  # trained models have written theirs already
         checkpoint.save(folder / BEST, outcome.state)
-    log_outcome(folder, metrics, run_figures(folder / "figures", outcome))
+    pictures = run_figures(folder / "figures", outcome, quick=sweeping)
+    if config.logger.name == "tensorboard":
+        log_outcome(folder, config, metrics, outcome, pictures)
     write_json(folder / MANIFEST, {**manifest(config), "seconds": round(seconds, 3)})
     _report(folder, method.name, metrics, outcome, sweeping, seconds)
     return float(metrics["test/mse"])
@@ -166,7 +168,8 @@ def _report(
     shown = _shown(folder)
     print(f"\n  run folder:  {shown}")
     print(f"  evaluate:    python evaluate.py run={shown}")
-    print(f"  monitor:     tensorboard --logdir {shown}")
+    if (folder / "tensorboard").is_dir():
+        print(f"  monitor:     tensorboard --logdir {shown}")
 
 
 def _shown(folder: Path) -> Path:

@@ -2,21 +2,28 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
 
+from kbr.app.image_figures import encoder_figure
 from kbr.app.methods import Outcome
 from kbr.app.problems import Filtering, Problem
 from kbr.app.run_folder import BEST, RunContext
+from kbr.app.view import View, first_weights, spread_out, view_of
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.result import FilterResult, mean_squared_error
+from kbr.training.gaze import LogGaze
+from kbr.training.learned_filter import LearnedFilter
 from kbr.training.progress import EpochBar, quiet_lightning
 from kbr.training.trained_filter import TrainedFilter
+
+GAZE_FRAMES = 4  # training frames on which TensorBoard shows what the encoder looks at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +55,7 @@ class TrainedMethod:
                     **context.trainer,
                     "logger": instantiate(context.logger)(save_dir=folder),
                     "enable_progress_bar": False,
-                    "callbacks": [] if context.quiet else [EpochBar(f"{self.name} seed {seed}")],
+                    "callbacks": [] if context.quiet else self._callbacks(data.x_train, seed),
                 },
                 resume=resume,
             )
@@ -57,12 +64,13 @@ class TrainedMethod:
             parts[-1][2]["val_mse"] = self.filter.val_mse
             spent += time.perf_counter() - began
             if self.compare_raw:
-                made = KernelBayesFilter().fit(data.x_train, data.z_train)
-                raw.append(mean_squared_error(made.filter(data.x_test).mean, data.z_test))
+                plain = KernelBayesFilter().fit(data.x_train, data.z_train)
+                raw.append(mean_squared_error(plain.filter(data.x_test).mean, data.z_test))
         info: dict[str, Any] = {"fit/epochs": self.filter.n_epochs}
         if raw:
             info["test/mse_of_raw_kernel"] = float(torch.stack(raw).mean())
-        return _stack(parts, time.perf_counter() - started - spent, spent, info)
+        made = _stack(parts, time.perf_counter() - started - spent, spent, info)
+        return replace(made, view=cache(lambda: self._view(problem, seeds, context.folder)))
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
         self._check(problem)
@@ -73,7 +81,21 @@ class TrainedMethod:
             loaded = type(self.filter).load(_trial_folder(folder, seed, seeds) / BEST)
             chosen = {**loaded.chosen, "val_mse": loaded.val_mse}
             parts.append((loaded.filter(data.x_test), data.z_test, chosen))
-        return _stack(parts, 0.0, time.perf_counter() - began, {})
+        made = _stack(parts, 0.0, time.perf_counter() - began, {})
+        return replace(made, view=cache(lambda: self._view(problem, seeds, folder)))
+
+    def _view(self, problem: Filtering, seeds: Sequence[int], folder: Path) -> View:
+        data = problem.data(seeds[0])
+        path = _trial_folder(folder, seeds[0], seeds) / BEST
+        loaded = type(self.filter).load(path, encoder=self.filter.encoder)
+        weights = None
+        if isinstance(loaded, LearnedFilter):
+            weights = first_weights(loaded, data.x_test)
+        return view_of(problem.task, data, weights=weights, gaze=loaded.gaze)
+
+    def _callbacks(self, x_train: torch.Tensor, seed: int) -> list[Any]:
+        frames = x_train[spread_out(GAZE_FRAMES, len(x_train))]
+        return [EpochBar(f"{self.name} seed {seed}"), LogGaze(frames, encoder_figure)]
 
     def _check(self, problem: Problem) -> None:
         if not isinstance(problem, Filtering):

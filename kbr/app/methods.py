@@ -5,8 +5,9 @@ batch. `evaluate` gives the same outcome again from the checkpoint's contents.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,9 @@ from torch import Tensor
 from kbr.app.problems import Filtering, PosteriorMean, Problem
 from kbr.app.progress import grid_progress
 from kbr.app.run_folder import BEST, RunContext
+from kbr.app.view import View, first_weights, view_of
 from kbr.core import checkpoint
+from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import ETAS, SCALES, WIDTHS, KernelBayesFilter
@@ -45,6 +48,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
     evidence: Tensor | None = None
+    view: Callable[[], View] | None = None  # for pictures; made only where they are drawn
 
     @property
     def mse(self) -> Tensor:
@@ -125,6 +129,12 @@ class KernelMethod:
         started = time.perf_counter()
         result = made.filter(data.x_test)
         operators = made.operators
+
+        @cache
+        def view() -> View:
+            weights = first_weights(self._first(made, problem), data.x_test[0], batch=(1,))
+            return view_of(problem.task, _first_trial(data), weights=weights)
+
         return Outcome(
             mean=result.mean,
             cov=result.cov,
@@ -139,7 +149,17 @@ class KernelMethod:
             },
             notes=made.choice.edges,
             state={"kind": KIND, "filter": made.state()},
+            view=view,
         )
+
+    def _first(self, made: KernelBayesFilter, problem: Filtering) -> KernelBayesFilter:
+        """The filter of the first trial alone."""
+        state: dict[str, Any] = made.state()
+        if len(state["z"]) == 1:
+            return made
+        choice = {name: values[:1] for name, values in state["choice"].items()}
+        alone = {"x": state["x"][:1], "z": state["z"][:1], "choice": choice}
+        return self._filter(problem).restore({**state, **alone})
 
     def _posterior(
         self, problem: PosteriorMean, seeds: Sequence[int], state: dict[str, Any] | None
@@ -219,4 +239,10 @@ class ModelMethod:
             evidence=result.evidence,
             truth=data.z_test.to(result.mean),
             test_seconds=time.perf_counter() - started,
+            view=lambda: view_of(problem.task, _first_trial(data)),
         )
+
+
+def _first_trial(data: FilteringData) -> FilteringData:
+    names = [each.name for each in fields(FilteringData)]
+    return FilteringData(**{name: getattr(data, name)[0] for name in names})

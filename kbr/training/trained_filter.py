@@ -274,6 +274,11 @@ class TrainedFilter(ABC):
         steps = lead[-1]
         return psi.reshape(-1, steps, psi.shape[-1]), seen.reshape(-1, steps), tuple(lead[:-1])
 
+    def gaze(self, x: ArrayLike) -> tuple[Tensor, Tensor] | None:
+        """What the encoder looks at in frames x [b c h w]; see `SequenceModule.gaze`."""
+        module = self._get()
+        return module.gaze(as_tensor(x, name="x").to(module.x_mean))
+
     def _build_encoder(self, shape: tuple[int, ...]) -> nn.Module:
         given = {} if self.dropout is None else {"dropout": self.dropout}
         return self.encoder(shape=shape, **given)

@@ -9,7 +9,14 @@ from jaxtyping import Float, Float32, Float64, Int
 from torch import Generator, Tensor
 
 from kbr.core.datasets.dynamics import FilteringData, Oscillatory
-from kbr.core.datasets.sprites import PIXELS, SIZES, SpriteRenderer, SpriteSource, check_classes
+from kbr.core.datasets.sprites import (
+    PIXELS,
+    SIZES,
+    SPAN,
+    SpriteRenderer,
+    SpriteSource,
+    check_classes,
+)
 from kbr.core.errors import KbrError
 from kbr.core.filters.state_space import StateSpaceModel
 from kbr.core.inputs import check_finite, check_positive
@@ -70,6 +77,12 @@ class DSprites:
             sigma_x=self.sigma_x,
             sigma_z=self.sigma_z,
         )
+
+    @property
+    def window(self) -> tuple[float, float, float, float]:
+        """Where a frame's left, right, lower and upper border lie in the plane of z."""
+        reach = self.extent * PIXELS / SPAN  # the grid of positions spans the middle half
+        return -reach, reach, reach, -reach
 
     @cached_property
     def table(self) -> Float32[Tensor, "1024 4096"]:
