@@ -53,7 +53,7 @@ def resized(images: np.ndarray, *, height: int, width: int) -> Tensor:
     from torchvision.transforms.v2 import functional
 
     small = []
-    for part in torch.from_numpy(images).split(CHUNK):
+    for part in torch.split(torch.from_numpy(images), CHUNK):
         pixels = part.permute(0, 3, 1, 2).float() / 255
         small.append(functional.resize(pixels, [height, width], antialias=True).clamp(0, 1))
     return torch.cat(small)
@@ -184,8 +184,8 @@ def _check_yaw(yaw: np.ndarray, count: int, path: Path) -> None:
     bad = ~np.isfinite(yaw)
     if bad.any():
         raise KbrError(
-            f"yaw in {path} must be finite; {int(bad.sum())} of {count} values are NaN or infinite, "
-            f"the first at index {int(bad.argmax())}. Remove those frames."
+            f"yaw in {path} must be finite; {int(bad.sum())} of {count} values are NaN or "
+            f"infinite, the first at index {int(bad.argmax())}. Remove those frames."
         )
     if np.abs(yaw).max() <= RADIANS:
         raise KbrError(

@@ -30,9 +30,9 @@ class OracleMethod:
                 "Use data=dmlab, or a filter that knows the true model: model=particle (model=ekf "
                 "or ukf where observations are vectors)."
             )
-        task = problem.task
-        sizes = {"n_train": problem.n_train, "n_test": problem.n_test}
-        noisy = torch.stack([task.noisy_headings(**sizes, seed=seed)[1] for seed in seeds])
+        task, n_train, n_test = problem.task, problem.n_train, problem.n_test
+        drawn = [task.noisy_headings(n_train=n_train, n_test=n_test, seed=s) for s in seeds]
+        noisy = torch.stack([test for _, test in drawn])
         truth = torch.stack([problem.data(seed).z_test for seed in seeds])
         started = time.perf_counter()
         result = task.oracle.filter(noisy)
