@@ -3,30 +3,26 @@
 import io
 import zipfile
 import zlib
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor
 
+from kbr.app.maze_pictures import PICTURES, hang
 from kbr.app.run_folder import write_bytes
 from kbr.core.datasets.raycast import SIDES, Scene, cast, draw
 from kbr.core.errors import KbrError
 
-VERSION = 2  # of what is drawn: a new one makes old files in the cache unused
+VERSION = 3  # of what is drawn: a new one makes old files in the cache unused
 HEIGHT, WIDTH = 72, 96
 CELLS = 11
-TEXELS = 256
 STYLE, WALL, FLOOR, SKY = "style_01", "green", "orange", "sky_02"
-SKY_SIDES = ("right", "left", "front", "back")
+SKY_SIDES = ("right", "left", "back", "front")  # met going +x, -x, +y, -y
 LIGHT = (40.0, 170.0, 190.0)  # colour of the lights in the walls
 LARGE = 8  # degrees of the turn that a face must fill to get a picture
-SHAPES = ("disc", "ring", "cross", "diamond", "triangle")
-COLOURS = ("#e04040", "#3060c0", "#f0a0a8", "#303038", "#e0b020")
-PICTURES = list(product(SHAPES, COLOURS))
 
 
 def maze_frames(*, seed: int, count: int, cache: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -34,31 +30,39 @@ def maze_frames(*, seed: int, count: int, cache: Path) -> tuple[np.ndarray, np.n
     if count < 2:
         raise KbrError(f"data.n_frames must be at least 2; got {count}. A full turn has hundreds.")
     path = cache / f"maze_{seed}_{count}x{HEIGHT}x{WIDTH}_v{VERSION}.npz"
+    kept = _kept(path, count)
+    if kept is not None:
+        return kept
+    images, yaw = draw_maze(seed=seed, count=count)
+    buffer = io.BytesIO()
+    np.savez(buffer, images=images, yaw=yaw)
+    write_bytes(path, buffer.getvalue())
+    return images, yaw
+
+
+def _kept(path: Path, count: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The frames drawn before; None where there are none, or their file is damaged."""
     try:
         with np.load(path, allow_pickle=False) as saved:
             images, yaw = saved["images"], saved["yaw"]
-        if images.shape == (count, HEIGHT, WIDTH, 3) and images.dtype == np.uint8:
-            return images, yaw
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
-        pass  # not there, or damaged: drawn again
-    images, yaw = draw_maze(seed=seed, count=count)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, images=images, yaw=yaw)
-    write_bytes(path, buffer.getvalue())
-    return images, yaw
+        return None
+    whole = images.shape == (count, HEIGHT, WIDTH, 3) and yaw.shape == (count,)
+    return (images, yaw) if whole and images.dtype == np.uint8 else None
 
 
 def draw_maze(
     *, seed: int, count: int, height: int = HEIGHT, width: int = WIDTH
 ) -> tuple[np.ndarray, np.ndarray]:
     """A full turn in the maze of this seed: images [count, height, width, 3] and headings."""
-    scene, position = maze_scene(seed)
+    texels = 1 << (2 * width - 1).bit_length()  # no texel is wider than a pixel half a cell away
+    scene, position = maze_scene(seed, texels=min(texels, 1024))
     yaw = np.arange(count) * (360 / count) - 180
     images = draw(scene, position, torch.from_numpy(yaw), height=height, width=width)
     return images.permute(0, 2, 3, 1).contiguous().numpy(), yaw
 
 
-def maze_scene(seed: int) -> tuple[Scene, tuple[float, float]]:
+def maze_scene(seed: int, *, texels: int) -> tuple[Scene, tuple[float, float]]:
     """The maze of this seed, with pictures on the walls, and the spot to turn on."""
     if seed < 0:
         raise KbrError(f"data.maze_seed must be at least 0; got {seed}.")
@@ -70,13 +74,13 @@ def maze_scene(seed: int) -> tuple[Scene, tuple[float, float]]:
     solid = torch.from_numpy(cells[::-1].T == "*").contiguous()  # x to the right, y upwards
     rng = np.random.default_rng(seed)
     position = _spot(solid, rng)
-    wall, *others = _textures(labmaze.assets)
+    wall, *others = _textures(labmaze.assets, texels)
     # Numbering all faces as if they were textures tells which of them a ray meets.
     numbers = torch.arange(solid.numel() * SIDES).reshape(*solid.shape, SIDES)
     plain = torch.stack([wall, *others])
     hung = _hung_faces(Scene(solid=solid, walls=numbers, textures=plain), position)
     order = rng.permutation(len(PICTURES))
-    pictures = [_hang(wall, *PICTURES[order[k % len(order)]]) for k in range(len(hung))]
+    pictures = [hang(wall, *PICTURES[order[k % len(order)]]) for k in range(len(hung))]
     walls = torch.zeros_like(numbers)
     walls.view(-1)[hung] = torch.arange(1, len(hung) + 1)
     textures = torch.stack([wall, *pictures, *others])
@@ -114,42 +118,21 @@ def _hung_faces(numbered: Scene, position: tuple[float, float]) -> Tensor:
     return torch.tensor(large[::2])
 
 
-def _hang(wall: Tensor, shape: str, colour: str) -> Tensor:
-    """The wall with a framed picture of a simple shape."""
-    image = Image.fromarray(wall.permute(1, 2, 0).numpy())
-    pen, unit = ImageDraw.Draw(image), TEXELS / 16
-    pen.rectangle(
-        [4 * unit, 4 * unit, 12 * unit, 12 * unit],
-        fill="#d8d8d0",
-        outline="#70707a",
-        width=round(0.6 * unit),
-    )
-    low, middle, high = 5.5 * unit, 8 * unit, 10.5 * unit
-    if shape == "disc":
-        pen.ellipse([low, low, high, high], fill=colour)
-    elif shape == "ring":
-        pen.ellipse([low, low, high, high], outline=colour, width=round(1.2 * unit))
-    elif shape == "cross":
-        pen.rectangle([low, 7 * unit, high, 9 * unit], fill=colour)
-        pen.rectangle([7 * unit, low, 9 * unit, high], fill=colour)
-    elif shape == "diamond":
-        pen.polygon([(middle, low), (high, middle), (middle, high), (low, middle)], fill=colour)
-    else:
-        pen.polygon([(middle, low), (high, high), (low, high)], fill=colour)
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-
-def _textures(assets: Any) -> list[Tensor]:
+def _textures(assets: Any, texels: int) -> list[Tensor]:
     """The wall, with its lights on, the floor and the sides of the sky."""
     walls, sky = assets.get_wall_texture_paths(STYLE), assets.get_sky_texture_paths(SKY)
-    wall = _texture(walls[WALL])
-    light = _texture(Path(walls[WALL]).with_name("wall_light_m.png")) / 255
+    wall = _texture(walls[WALL], texels)
+    light = _texture(Path(walls[WALL]).with_name("wall_light_m.png"), texels) / 255
     lit = wall + light * (torch.tensor(LIGHT)[:, None, None] - wall.float())
-    floor = _texture(assets.get_floor_texture_paths(STYLE)[FLOOR])
-    return [lit.to(torch.uint8), floor, *(_texture(getattr(sky, side)) for side in SKY_SIDES)]
+    floor = _texture(assets.get_floor_texture_paths(STYLE)[FLOOR], texels)
+    return [
+        lit.to(torch.uint8),
+        floor,
+        *(_texture(getattr(sky, side), texels) for side in SKY_SIDES),
+    ]
 
 
-def _texture(path: str | Path) -> Tensor:
+def _texture(path: str | Path, texels: int) -> Tensor:
     with Image.open(path) as image:
-        small = image.convert("RGBA").convert("RGB").resize((TEXELS, TEXELS), Image.Resampling.BOX)
+        small = image.convert("RGBA").convert("RGB").resize((texels, texels), Image.Resampling.BOX)
     return torch.from_numpy(np.array(small)).permute(2, 0, 1)

@@ -97,14 +97,15 @@ def draw(
     """Pictures at headings `yaw` (degrees, counter-clockwise from +x), seen from one position.
 
     Math: the ray through column c and row r is forward + a_c right + b_r up, with
-          a_c = T (2c + 1 - width) / width,  b_r = T (height - 2r - 1) / width,  T = tan(fov / 2).
+          a_c = p (c - (w - 1) / 2),  b_r = p ((h - 1) / 2 - r),  p = 2 tan(fov / 2) / w;
+          it falls on the wall at height eye + depth b_r, if that is between 0 and 1.
     """
     count = max(1, CHUNK // (height * width))
-    half = math.tan(math.radians(field_of_view) / 2)
-    aside = half * (2 * torch.arange(width) + 1 - width) / width
-    up = (half * (height - 2 * torch.arange(height) - 1) / width).unsqueeze(-1)
+    pixel = 2 * math.tan(math.radians(field_of_view) / 2) / width
+    aside = pixel * (torch.arange(width) - 0.5 * (width - 1))
+    up = pixel * (0.5 * (height - 1) - torch.arange(height)).unsqueeze(-1)
     parts = torch.split(yaw.float(), count)
-    return torch.cat([_draw(scene, position, part, aside, up) for part in parts])
+    return torch.cat([_draw(scene, position, part, aside, up, pixel) for part in parts])
 
 
 def cast(scene: Scene, position: tuple[float, float], ray: Float[Tensor, "*b 2"]) -> WallHit:
@@ -150,7 +151,9 @@ def _draw(
     yaw: Float[Tensor, " n"],
     aside: Float[Tensor, " w"],
     up: Float[Tensor, "h 1"],
+    pixel: float,
 ) -> UInt8[Tensor, "n 3 h w"]:
+    """Pictures whose columns and rows have these slopes, `pixel` from one to the next."""
     turn = torch.deg2rad(yaw).unsqueeze(-1)
     ray = torch.stack([turn.cos() + aside * turn.sin(), turn.sin() - aside * turn.cos()], dim=-1)
     hit = WallHit(*(part.unsqueeze(-2) for part in cast(scene, position, ray)))  # [n 1 w]
@@ -167,8 +170,6 @@ def _draw(
         for floor, sky, wall in zip(*surfaces, strict=True)
     ]
     texture, u, v, stretch, shade = seen
-    # `stretch` is in textures a unit of slope; neighbouring pixels differ by this much:
-    pixel = float(up[0] - up[-1]) / max(1, len(up) - 1)
     colours = _look_up(scene, texture, u, v, scene.textures.shape[-1] * pixel * stretch)
     drawn: Tensor = (shade.unsqueeze(-1) * colours).round().to(torch.uint8)
     return drawn.permute(0, 3, 1, 2)
