@@ -21,23 +21,23 @@ PIXELS, HEADING = "RGB_INTERLEAVED", "DEBUG.POS.ROT"  # rotation is (pitch, yaw,
 LOOK = "LOOK_LEFT_RIGHT_PIXELS_PER_FRAME"
 TRIAL = 20  # pixels looked aside to find out how far a pixel turns
 MISSING = (
-    "the Python package deepmind_lab is not installed, and is not on PyPI. Build it on Linux from "
-    "https://github.com/google-deepmind/lab (docs/users/build.md and python/pip_package there) and "
-    "install the wheel here; or use data=dmlab as it is: it draws frames of its own."
+    "the Python package deepmind_lab is not installed, and pip cannot fetch it. Build it on Linux "
+    "from https://github.com/google-deepmind/lab (see docs/users/build.md and python/pip_package "
+    "there) and install the wheel; or use data=dmlab as it is: it draws frames of its own."
 )
 
 
-def record(env: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+def record(env: Any, *, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """About `count` frames over a full turn, and their headings in degrees."""
     if count < 2:
         raise KbrError(f"--count must be at least 2 frames; got {count}.")
-    env.reset()
+    env.reset(seed=seed)  # which also decides the spot
     images, yaw = zip(*_turn(env, count), strict=True)
     return np.stack(images), np.array(yaw, dtype=np.float64)
 
 
 def _turn(env: Any, count: int) -> Iterator[tuple[np.ndarray, float]]:
-    """Frames and headings; looking aside moves by whole pixels, so steps are only near 360/count."""
+    """Frames and headings; one looks aside by whole pixels, so steps are only near 360 / count."""
     names = [spec["name"] for spec in env.action_spec()]
     if LOOK not in names:
         raise KbrError(f"The level has no action {LOOK}; it has {names}. Set --level.")
@@ -76,6 +76,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--level", default="nav_maze_static_01")
     parser.add_argument("--count", type=int, default=720, help="about how many frames")
+    parser.add_argument("--seed", type=int, default=0, help="of the episode, and so of the spot")
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--height", type=int, default=72)
     parser.add_argument("--out", type=Path, default=Path("frames.npz"))
@@ -95,13 +96,12 @@ def _capture(options: argparse.Namespace) -> None:
         raise KbrError(MISSING) from error
     size = {"width": str(options.width), "height": str(options.height)}
     env = deepmind_lab.Lab(options.level, [PIXELS, HEADING], config=size)
-    images, yaw = record(env, options.count)
+    images, yaw = record(env, count=options.count, seed=options.seed)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, images=images, yaw=yaw)
     write_bytes(options.out, buffer.getvalue())
-    print(
-        f"{options.out}: {len(yaw)} frames. Use: python train.py data=dmlab data.frames={options.out}"
-    )
+    print(f"{options.out}: {len(yaw)} frames. Train on them:")
+    print(f"  python train.py data=dmlab data.frames={options.out}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import csv
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -70,17 +69,12 @@ def captured_frames(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _from_archive(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if isinstance(archive, np.ndarray):
-                raise KbrError(
-                    f"{path} is a single array; an .npz archive with {LAYOUT} is needed."
-                )
-            for key in {"images", "yaw"} & set(archive):
-                arrays[key] = archive[key]
-    except KbrError:
-        raise
+        with path.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
+            if isinstance(archive, np.lib.npyio.NpzFile):
+                arrays = {key: archive[key] for key in ("images", "yaw") if key in archive}
     except ValueError as error:
         raise KbrError(
             f"{path} is no plain .npz archive: it is damaged, or holds Python objects, which are "
@@ -108,8 +102,11 @@ def _from_folder(path: Path) -> tuple[np.ndarray, np.ndarray]:
             f"{path} has {len(tables)} .csv files; a folder of frames needs one table of headings, "
             "with the columns file and yaw (degrees)."
         )
-    with tables[0].open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
+    try:
+        with tables[0].open(newline="", encoding="utf-8-sig") as stream:
+            rows = list(csv.DictReader(stream))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise KbrError(f"{tables[0]} is no table in UTF-8 text: {error}.") from error
     if not rows or not {"file", "yaw"} <= set(rows[0]):
         raise KbrError(
             f"{tables[0]} must have a header line with the columns file and yaw, and a line for "

@@ -43,7 +43,7 @@ def maze_frames(*, seed: int, count: int, cache: Path) -> tuple[np.ndarray, np.n
 def _kept(path: Path, count: int) -> tuple[np.ndarray, np.ndarray] | None:
     """The frames drawn before; None where there are none, or their file is damaged."""
     try:
-        with np.load(path, allow_pickle=False) as saved:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as saved:
             images, yaw = saved["images"], saved["yaw"]
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
         return None

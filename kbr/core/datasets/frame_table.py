@@ -67,7 +67,7 @@ class FrameTable:
         return images.to(torch.float32) / scale
 
     @cached_property
-    def borders(self) -> Float64[Tensor, " n+1"]:
+    def borders(self) -> Float64[Tensor, " borders"]:
         """Frame k is the nearest one from borders[k] to borders[k + 1]; they span one turn."""
         heading = self._sorted[0]
         ahead = torch.cat([heading[1:], heading[:1] + TURN])
