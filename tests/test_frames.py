@@ -296,6 +296,18 @@ def test_the_command_line_runs_on_captured_frames(tmp_path, model):
     assert 0 < metrics["test/angular_error_degrees"] < 120
 
 
+def test_the_command_line_runs_on_drawn_frames(tmp_path):
+    """Nothing but labmaze is needed; the frames are kept where data.cache says."""
+    pytest.importorskip("labmaze", reason="the built-in frames need labmaze")
+    done = train(
+        tmp_path / "run", "data=dmlab", "model=particle", "debug=smoke", "data.n_frames=40",
+        f"data.cache={tmp_path / 'cache'}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["test/mse"] < 0.3
+
+
 def test_the_oracle_says_where_it_works(tmp_path):
     done = train(tmp_path / "run", "data=rotation", "model=oracle")
     assert done.returncode == 2

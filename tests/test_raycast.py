@@ -127,6 +127,19 @@ def test_any_resolution_and_no_seams_between_chunks(monkeypatch):
     assert draw(room(), (2.2, 2.7), yaw, height=1, width=1).shape == (7, 3, 1, 1)
 
 
+def test_looking_up_steeply_shows_sky():
+    """Tall pictures look higher than the sides of the sky reach."""
+    yaw = torch.arange(8) * 45.0
+    top = draw(room(), (2.5, 2.5), yaw, height=60, width=10)[:, :, 0]
+    assert (top[:, 2] == 100).all()
+    assert top[0, 0, 5] == 10
+
+
+def test_nobody_stands_inside_a_wall():
+    with pytest.raises(KbrError, match="free cell"):
+        draw(room(), (0.5, 2.5), torch.tensor([0.0]), height=3, width=3)
+
+
 def test_open_mazes_and_odd_textures_are_refused():
     scene = room()
     with pytest.raises(KbrError, match="closed"):

@@ -115,7 +115,7 @@ def _hung_faces(numbered: Scene, position: tuple[float, float]) -> Tensor:
     turn = torch.deg2rad(torch.arange(360.0))
     faces = cast(numbered, position, torch.stack([turn.cos(), turn.sin()], dim=-1)).texture
     large = [int(f) for f in dict.fromkeys(faces.tolist()) if int((faces == f).sum()) >= LARGE]
-    return torch.tensor(large[::2])
+    return torch.tensor(large[::2], dtype=torch.long)
 
 
 def _textures(assets: Any, texels: int) -> list[Tensor]:

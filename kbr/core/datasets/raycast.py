@@ -109,11 +109,13 @@ def draw(
 
 
 def cast(scene: Scene, position: tuple[float, float], ray: Float[Tensor, "*b 2"]) -> WallHit:
-    """The first wall that each horizontal ray meets.
+    """The first wall that each horizontal ray from a free cell meets.
 
     Math: crossings of the ray with the lines x = i (and y = j) are at t = (i - x) / ray_x; the wall
           is at the least t > 0 behind which the cell is solid.
     """
+    if bool(scene.solid[math.floor(position[0]), math.floor(position[1])]):
+        raise KbrError(f"The eye must be in a free cell of the maze; {position} is inside a wall.")
     lines = [_crossings(scene, position, ray, axis) for axis in (0, 1)]
     depth, cell = torch.cat([t for t, _ in lines], -1).min(-1)
     first = len(scene.solid) + 1
@@ -196,15 +198,17 @@ def _floor(
 
 
 def _sky(scene: Scene, ray: Float[Tensor, "n 1 w 2"], up: Float[Tensor, "h 1"]) -> Surface:
-    """The inside of a cube so large that it looks the same from everywhere."""
+    """The inside of a cube so large that it looks the same from everywhere.
+
+    It has no lid: above 45 degrees the upper edge of its sides goes on.
+    """
     x, y = ray.unbind(-1)
     along_x, far = x.abs() >= y.abs(), torch.maximum(x.abs(), y.abs())
     side = torch.where(along_x, (x < 0).long(), 2 + (y < 0).long())
     across = torch.where(along_x, -y * x.sign(), x * y.sign()) / far
     half = torch.tensor(0.5)  # the cube's side is 2
-    return Surface(
-        scene.floor + 1 + side, half + half * across, half - half * up / far, half, 2 * half
-    )
+    u, v = half + half * across, (half - half * up / far).clamp_min(0)
+    return Surface(scene.floor + 1 + side, u, v, half, torch.tensor(1.0))
 
 
 def _light(
