@@ -113,6 +113,7 @@ def write_outcome(
         "test/trials": len(seeds),
         "fit/seconds": outcome.fit_seconds,
         "filter/seconds_per_step": outcome.test_seconds / steps,
+        **problem.extra_metrics(outcome.mean, outcome.truth),
         **outcome.info,
     }
     if outcome.evidence is not None:
@@ -156,7 +157,12 @@ def _report(
         print(f"  {folder.name:<44} mse {line:<18} {seconds:6.1f} s")
         return
     print(f"\n  test/mse   {line}   ({seconds:.1f} s)")
-    for name in ("val/mse", "test/mse_of_zero", "test/mse_of_raw_kernel"):
+    for name in (
+        "val/mse",
+        "test/angular_error_degrees",
+        "test/mse_of_zero",
+        "test/mse_of_raw_kernel",
+    ):
         if name in metrics:
             print(f"  {name:<10} {metrics[name]:.4f}")
     if "filter/engine" in metrics:

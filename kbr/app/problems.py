@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from kbr.core.datasets.dsprites_file import DSpritesFile
 from kbr.core.datasets.dynamics import FilteringData
@@ -45,6 +46,11 @@ class Filtering:
     def columns(self) -> dict[str, object]:
         return {"data": self.name, "n_train": self.n_train}
 
+    def extra_metrics(self, mean: Tensor, truth: Tensor) -> dict[str, float]:
+        """What the task measures beside the squared error, if anything."""
+        measure = getattr(self.task, "extra_metrics", None)
+        return measure(mean, truth) if measure else {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class PosteriorMean:
@@ -58,6 +64,9 @@ class PosteriorMean:
 
     def columns(self) -> dict[str, object]:
         return {"data": self.name, "n_train": self.task.n_train, "dim": self.task.dim}
+
+    def extra_metrics(self, mean: Tensor, truth: Tensor) -> dict[str, float]:
+        return {}
 
 
 Problem = Filtering | PosteriorMean

@@ -14,8 +14,8 @@ class KeepBest(lightning.Callback):
 
     A few hundred validation steps give a noisy error, and an early look can be lucky: later weights
     are kept unless their error is more than `slack` (a share) above the best one seen. `patience`
-    such looks in a row end the training. All of its state is in last.ckpt, the best weights too: a run continued from there ends like
-    one that was never interrupted.
+    such looks in a row end the training. All of its state is in last.ckpt, the kept weights too: a
+    run continued from there ends like one that was never interrupted.
     """
 
     def __init__(self, path: Path, *, patience: int, every: int, slack: float = 0.0) -> None:
