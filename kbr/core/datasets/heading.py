@@ -2,8 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float32, Float64
