@@ -21,11 +21,15 @@ from kbr.training.trained_filter import TrainedFilter
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedMethod:
-    """A trained filter; with `compare_raw` the kernel filter on raw observations runs beside it."""
+    """A trained filter; with `compare_raw` the kernel filter on raw observations runs beside it.
+
+    `device` is where the network runs when it is evaluated; training has the trainer's.
+    """
 
     name: str
     filter: TrainedFilter
     compare_raw: bool = False
+    device: str = "cpu"
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         self._check(problem)
@@ -71,6 +75,7 @@ class TrainedMethod:
         for seed in seeds:
             data = problem.data(seed)
             loaded = type(self.filter).load(_trial_folder(folder, seed, seeds) / BEST)
+            loaded.to(self.device)
             chosen = {**loaded.chosen, "val_mse": loaded.val_mse}
             parts.append((loaded.filter(data.x_test), data.z_test, chosen))
         return _stack(parts, 0.0, time.perf_counter() - began, {})
