@@ -18,7 +18,7 @@ from kbr.app.run_folder import write_bytes
 from kbr.app.runs import Collection
 from kbr.app.sections import Section, all_rows, sections_of
 from kbr.app.summary import paired_test, stars, summarize
-from kbr.app.sweep_figures import ERROR, error_panel, paired_panel
+from kbr.app.sweep_figures import ERROR, error_panel, folded, paired_models, paired_panel
 
 PAGE = files("kbr.app") / "report_page"
 TESTED = (
@@ -118,7 +118,8 @@ def _figure(section: Section) -> str:
             columns = 4 if max(map(len, section.models)) < 14 else 2
             axis.figure.legend(loc="outside lower center", ncols=columns)
 
-    height = 3.6 if section.x else 0.8 + 0.3 * len(section.models)
+    lines = sum(folded(name).count("\n") + 1 for name in section.models)
+    height = 3.3 + 0.08 * lines if section.x else 0.8 + 0.3 * lines
     label = f"Error of {', '.join(section.models)} on {section.data}"
     return inline_svg(draw, size=(5.0, height), label=label)
 
@@ -185,15 +186,16 @@ def _errors(section: Section, model: str, at: Mapping[str, Any]) -> dict[int, fl
 
 
 def _pairs(section: Section) -> str:
-    others = [name for name in section.models if name != section.reference]
     plots = [
         inline_svg(
             partial(paired_panel, section=section, model=name),
             size=(2.3, 2.25),
             label=f"Error of {name} against {section.reference} on {section.data}, seed by seed",
         )
-        for name in others
+        for name in paired_models(section)
     ]
+    if not plots:
+        return ""
     what = f" and {section.label}" if section.x else ""
     return (
         f"<h3>Seed by seed, against {escape(section.reference or '')}</h3>\n"

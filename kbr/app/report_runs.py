@@ -59,7 +59,15 @@ def _overrides(runs: Sequence[Run]) -> tuple[list[str], dict[str, list[str]]]:
         if text not in given:
             key, _, value = text.partition("=")
             varied.setdefault(key, []).append(value)
-    return given, varied
+    return given, {key: sorted(values, key=_rank) for key, values in varied.items()}
+
+
+def _rank(text: str) -> tuple[float, str]:
+    """Numbers by size, words by letter."""
+    try:
+        return float(text), ""
+    except ValueError:
+        return float("inf"), text
 
 
 def _seeds(runs: Sequence[Run]) -> str:

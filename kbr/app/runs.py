@@ -77,7 +77,9 @@ def collect(folders: Sequence[Path]) -> Collection:
             run = _read(at, problems)
             if run is not None:
                 runs.append(run)
-    return Collection(folders=tuple(folders), runs=runs, failures=failures, problems=problems)
+    return Collection(
+        folders=tuple(dict.fromkeys(folders)), runs=runs, failures=failures, problems=problems
+    )
 
 
 def _read(folder: Path, problems: list[str]) -> Run | None:

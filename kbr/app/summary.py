@@ -130,8 +130,8 @@ def legend(table: Sequence[Mapping[str, Any]], reference: str | None) -> list[st
     if not compared:
         return []
     lines = [
-        f"\n  stars: differs from {reference}; paired Wilcoxon signed-rank test, Holm-corrected",
-        "  over the comparisons of a data set",
+        f"\n  stars: differs from {reference}",
+        "  paired Wilcoxon signed-rank test, Holm-corrected over a data set's comparisons",
         "  * p < .05, ** p < .01, *** p < .001, **** p < .0001",
     ]
     notes = [row["note"] for row in compared if row["note"]]

@@ -1,9 +1,11 @@
 """What happens around a sweep: a check before it, progress, and tables, figure and report after."""
 
 import json
+import math
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from kbr.app.cli import stop
-from kbr.app.sweep_progress import Cell, Timeline, count_cells, in_words, seconds_left
+from kbr.app.sweep_progress import Cell, Timeline, grid_of, in_words, seconds_left
 
 
 class SweepReport(Callback):
@@ -21,9 +23,13 @@ class SweepReport(Callback):
 
     def __init__(self) -> None:
         self.started = time.time()
-        self.total: int | None = None
+        self.grid: dict[str, int] | None = None
         self.job_started = 0.0
         self.finished_before: int | None = None
+
+    @property
+    def total(self) -> int | None:
+        return None if self.grid is None else math.prod(self.grid.values())
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         _check_writable(Path(config.hydra.run.dir))
@@ -31,7 +37,7 @@ class SweepReport(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(config.hydra.sweep.dir)
         _check_writable(folder)
-        self.total = count_cells(config.hydra)
+        self.grid = grid_of(config.hydra)
         _timeline(config).clear()
         count = "" if self.total is None else f"{self.total} cells "
         print(f"sweep: {count}into {folder}; finished cells are skipped")
@@ -48,8 +54,14 @@ class SweepReport(Callback):
         cell = Cell(start=self.job_started, end=time.time(), skipped=skipped)
         cells = _timeline(config).add(cell)
         left = None if skipped else seconds_left(cells, self.total)
-        name = " ".join(_short(part) for part in config.hydra.job.override_dirname.split(","))
+        name = self._name(config.hydra.overrides.task)
         print(_line(len(cells), self.total, name, _result(folder, cell), left), flush=True)
+
+    def _name(self, overrides: Sequence[str]) -> str:
+        """What sets this cell apart: the keys that are varied."""
+        swept = [k for k, n in self.grid.items() if n > 1] if self.grid is not None else []
+        parts = [text for text in overrides if not swept or text.partition("=")[0] in swept]
+        return " ".join(_short(part) for part in parts)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from kbr.app.sweep_results import gather

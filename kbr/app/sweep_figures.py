@@ -1,5 +1,6 @@
 """The pictures of a sweep: error against what is varied, and models against each other by seed."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,24 @@ def paired_panel(axis: Any, section: Section, model: str) -> None:
     else:
         margin = 0.05 * (high - low) or 0.05 * high or 1.0
         ends = [low - margin, high + margin]
-        axis.locator_params(nbins=4)
+        axis.locator_params(nbins=5)
     axis.plot(ends, ends, color="#000000", lw=0.8)
     axis.set(xlim=ends, ylim=ends, aspect="equal")
-    axis.set_xlabel(f"MSE of {section.reference}")
-    axis.set_ylabel(f"MSE of {model}")
+    axis.set_xlabel(folded(f"MSE of {section.reference}"))
+    axis.set_ylabel(folded(f"MSE of {model}"))
+
+
+def paired_models(section: Section) -> list[str]:
+    """The models that have a seed and x in common with the reference."""
+    assert section.reference is not None
+    theirs = _by_trial(section, section.reference)
+    others = [name for name in section.models if name != section.reference]
+    return [name for name in others if _by_trial(section, name).keys() & theirs.keys()]
+
+
+def folded(name: str) -> str:
+    """Long names of variants on several lines."""
+    return "\n".join(textwrap.wrap(name, 26))
 
 
 def _by_trial(section: Section, model: str) -> dict[tuple[str, int], float]:
@@ -81,7 +95,7 @@ def _curves(axis: Any, section: Section, x: str) -> None:
         mean = np.array([e.mean() for e in errors])
         half = np.array([2 * standard_error(e) for e in errors])
         style = styles[model]
-        axis.plot(at, mean, label=model, **style)
+        axis.plot(at, mean, label=folded(model), **style)
         lower = np.maximum(mean - half, mean / 10)  # a log axis has no place for less than zero
         axis.fill_between(at, lower, mean + half, color=style["color"], alpha=0.15, lw=0)
     ticks = sorted({float(row[x]) for row in section.rows})
@@ -113,7 +127,7 @@ def _model_lines(axis: Any, section: Section) -> None:
         axis.errorbar(
             errors.mean(), place, xerr=half, color=style["color"], marker=style["marker"], capsize=3
         )
-    axis.set_yticks(range(len(section.models)), section.models)
+    axis.set_yticks(range(len(section.models)), [folded(name) for name in section.models])
     axis.set_ylim(len(section.models) - 0.5, -0.5)
     axis.set_xlabel(ERROR)
 

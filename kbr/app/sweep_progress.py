@@ -12,8 +12,8 @@ from omegaconf import DictConfig
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
-def count_cells(hydra: DictConfig) -> int | None:
-    """Jobs of a grid sweep; None for sweepers that decide as they go."""
+def grid_of(hydra: DictConfig) -> dict[str, int] | None:
+    """How many values a grid sweep gives each key; None for sweepers that decide as they go."""
     if hydra.sweeper.get("_target_") != BASIC:
         return None
     texts = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
@@ -22,10 +22,7 @@ def count_cells(hydra: DictConfig) -> int | None:
     for one in overrides:
         swept = one.is_sweep_override() and one.is_discrete_sweep()
         counts[one.get_key_element()] = len(list(one.sweep_string_iterator())) if swept else 1
-    total = 1
-    for count in counts.values():
-        total *= count
-    return total
+    return counts
 
 
 @dataclass(frozen=True, kw_only=True)
