@@ -1,8 +1,9 @@
 """Models whose network is trained: one training for each seed, then an outcome like any other."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class TrainedMethod:
         assert isinstance(problem, Filtering)
         quiet_lightning()
         parts, raw, started = [], [], time.perf_counter()
+        edges: list[str] = []
         spent = 0.0
         for seed in seeds:
             data = problem.data(seed)
@@ -56,6 +58,7 @@ class TrainedMethod:
                 },
                 resume=resume,
             )
+            edges += self.filter.edges
             began = time.perf_counter()
             parts.append((self.filter.filter(data.x_test), data.z_test, dict(self.filter.chosen)))
             parts[-1][2]["val_mse"] = self.filter.val_mse
@@ -66,7 +69,8 @@ class TrainedMethod:
         info: dict[str, Any] = {"fit/epochs": self.filter.n_epochs}
         if raw:
             info["test/mse_of_raw_kernel"] = float(torch.stack(raw).mean())
-        return _stack(parts, time.perf_counter() - started - spent, spent, info)
+        outcome = _stack(parts, time.perf_counter() - started - spent, spent, info)
+        return replace(outcome, notes=_counted(edges, len(seeds)))
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
         self._check(problem)
@@ -91,6 +95,12 @@ class TrainedMethod:
 def _trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:
     """The run folder itself, or a folder for each seed where there are several."""
     return folder if len(seeds) == 1 else folder / f"seed_{seed}"
+
+
+def _counted(edges: Sequence[str], trials: int) -> tuple[str, ...]:
+    """Notes of single trainings, each `... in 1 of 1`, as one for all of them."""
+    counts = Counter(note.removesuffix(" in 1 of 1") for note in edges)
+    return tuple(f"{note} in {count} of {trials}" for note, count in counts.items())
 
 
 def _stack(

@@ -172,7 +172,7 @@ def _difference(section: Section, row: Mapping[str, Any]) -> Cell:
         paired_test(
             _errors(section, row["model"], row), _errors(section, section.reference, row)
         ).difference,
-        "+.2g",
+        "+#.2g",
     )
 
 
