@@ -60,7 +60,8 @@ def paired_panel(axis: Any, section: Section, model: str) -> None:
     else:
         margin = 0.05 * (high - low) or 0.05 * high or 1.0
         ends = [low - margin, high + margin]
-        axis.locator_params(nbins=5)
+        axis.locator_params(axis="x", nbins=4)
+        axis.locator_params(axis="y", nbins=5)
     axis.plot(ends, ends, color="#000000", lw=0.8)
     axis.set(xlim=ends, ylim=ends, aspect="equal")
     axis.set_xlabel(folded(f"MSE of {section.reference}"))
