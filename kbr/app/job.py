@@ -1,7 +1,6 @@
 """One training run: build, run all trials, write the run folder, say what came out."""
 
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from kbr.app.problems import Problem
 from kbr.app.run_figures import run_figures
 from kbr.app.run_folder import (
     BEST,
+    FAILURE,
     MANIFEST,
     METRICS,
     RESULTS,
@@ -34,8 +34,6 @@ from kbr.app.trainer import trainer_settings
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 
-FAILURE = "failure.txt"
-
 
 def train_job(config: DictConfig) -> float | None:
     """The task function: returns test/mse, so that sweepers can minimise it."""
@@ -43,9 +41,9 @@ def train_job(config: DictConfig) -> float | None:
     folder = Path(hydra.runtime.output_dir)
     sweeping = hydra.mode == RunMode.MULTIRUN
     if sweeping and is_finished(folder, config):
-        print(f"  {folder.name}: already finished, skipped")
-        return None
-    (folder / FAILURE).unlink(missing_ok=True)
+        return None  # the sweep's own line says so
+    for name in (FAILURE, MANIFEST):  # of other settings
+        (folder / name).unlink(missing_ok=True)
     try:
         return _run(config, folder, sweeping)
     except KbrError as error:
@@ -53,7 +51,6 @@ def train_job(config: DictConfig) -> float | None:
             _remove_if_empty(folder)
             stop(str(error))
         (folder / FAILURE).write_text(f"{error}\n")
-        print(f"  {folder.name}: failed: {error}", file=sys.stderr)
         return None
 
 
@@ -79,8 +76,14 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     pictures = run_figures(folder / "figures", outcome, quick=sweeping)
     if config.logger.name == "tensorboard":
         log_outcome(folder, config, metrics, outcome, pictures)
-    write_json(folder / MANIFEST, {**manifest(config), "seconds": round(seconds, 3)})
-    _report(folder, method.name, metrics, outcome, sweeping, seconds)
+    made = {
+        "seconds": round(seconds, 3),
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "notes": list(outcome.notes),
+    }
+    write_json(folder / MANIFEST, {**manifest(config), **made})
+    if not sweeping:
+        _report(folder, metrics, outcome, seconds)
     return float(metrics["test/mse"])
 
 
@@ -142,20 +145,10 @@ def _tidy(value: float) -> float | str:
     return "" if value != value else float(f"{value:.6g}")
 
 
-def _report(
-    folder: Path,
-    model: str,
-    metrics: dict[str, Any],
-    outcome: Outcome,
-    sweeping: bool,
-    seconds: float,
-) -> None:
+def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: float) -> None:
     line = f"{metrics['test/mse']:.4f}"
     if metrics["test/trials"] > 1:
         line += f" ± {metrics['test/mse_stderr']:.4f}"
-    if sweeping:
-        print(f"  {folder.name:<44} mse {line:<18} {seconds:6.1f} s")
-        return
     print(f"\n  test/mse   {line}   ({seconds:.1f} s)")
     for name in (
         "val/mse",

@@ -1,6 +1,7 @@
 """Models whose network is trained: one training for each seed, then an outcome like any other."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,17 +29,22 @@ GAZE_FRAMES = 4  # training frames on which TensorBoard shows what the encoder l
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedMethod:
-    """A trained filter; with `compare_raw` the kernel filter on raw observations runs beside it."""
+    """A trained filter; with `compare_raw` the kernel filter on raw observations runs beside it.
+
+    `device` is where the network runs when it is evaluated; training has the trainer's.
+    """
 
     name: str
     filter: TrainedFilter
     compare_raw: bool = False
+    device: str = "cpu"
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         self._check(problem)
         assert isinstance(problem, Filtering)
         quiet_lightning()
         parts, raw, started = [], [], time.perf_counter()
+        edges: list[str] = []
         spent = 0.0
         for seed in seeds:
             data = problem.data(seed)
@@ -59,6 +65,7 @@ class TrainedMethod:
                 },
                 resume=resume,
             )
+            edges += self.filter.edges
             began = time.perf_counter()
             parts.append((self.filter.filter(data.x_test), data.z_test, dict(self.filter.chosen)))
             parts[-1][2]["val_mse"] = self.filter.val_mse
@@ -70,7 +77,9 @@ class TrainedMethod:
         if raw:
             info["test/mse_of_raw_kernel"] = float(torch.stack(raw).mean())
         made = _stack(parts, time.perf_counter() - started - spent, spent, info)
-        return replace(made, view=cache(lambda: self._view(problem, seeds, context.folder)))
+        notes = _counted(edges, len(seeds))
+        view = cache(lambda: self._view(problem, seeds, context.folder))
+        return replace(made, notes=notes, view=view)
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
         self._check(problem)
@@ -79,6 +88,7 @@ class TrainedMethod:
         for seed in seeds:
             data = problem.data(seed)
             loaded = type(self.filter).load(_trial_folder(folder, seed, seeds) / BEST)
+            loaded.to(self.device)
             chosen = {**loaded.chosen, "val_mse": loaded.val_mse}
             parts.append((loaded.filter(data.x_test), data.z_test, chosen))
         made = _stack(parts, 0.0, time.perf_counter() - began, {})
@@ -108,6 +118,12 @@ class TrainedMethod:
 def _trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:
     """The run folder itself, or a folder for each seed where there are several."""
     return folder if len(seeds) == 1 else folder / f"seed_{seed}"
+
+
+def _counted(edges: Sequence[str], trials: int) -> tuple[str, ...]:
+    """Notes of single trainings, each `... in 1 of 1`, as one for all of them."""
+    counts = Counter(note.removesuffix(" in 1 of 1") for note in edges)
+    return tuple(f"{note} in {count} of {trials}" for note, count in counts.items())
 
 
 def _stack(

@@ -86,7 +86,7 @@ class LearnedFilter(TrainedFilter):
             rule=rule, lams=tuple(self.lams), scales=tuple(self.scales), etas=tuple(self.etas)
         ).fit(self._psi, self._z)
         choice = tuned.choice
-        self.val_mse = float(choice.val_mse)
+        self.val_mse, self.edges = float(choice.val_mse), choice.edges
         self.chosen = {
             "lam": float(choice.lam),
             "eta": float(choice.eta),

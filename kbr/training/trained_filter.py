@@ -61,6 +61,7 @@ class TrainedFilter(ABC):
     def __post_init__(self) -> None:
         self.val_mse = float("nan")
         self.chosen: dict[str, float] = {}
+        self.edges: tuple[str, ...] = ()  # grid edges that the last fit chose, in words
         self.n_epochs = 0
         self._module: SequenceModule | None = None
         self._shape: tuple[int, ...] = ()
