@@ -1,7 +1,9 @@
 """Evaluate a finished run from its folder alone: same data, same checkpoint, same numbers."""
 
 import io
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,8 +11,10 @@ from omegaconf import DictConfig
 
 from kbr.app.cli import stop
 from kbr.app.job import build, saved_config, trial_seeds, write_outcome
+from kbr.app.methods import Outcome
+from kbr.app.own.problem import OwnData
 from kbr.app.run_figures import run_figures
-from kbr.app.run_folder import MANIFEST, write_bytes
+from kbr.app.run_folder import DATA, MANIFEST, write_bytes
 from kbr.core.errors import KbrError
 
 
@@ -35,11 +39,12 @@ def evaluate_run(folder: Path) -> float:
     torch.set_num_threads(saved.trainer.threads)
     seeds = trial_seeds(saved)
     problem, method = build(saved)
+    if isinstance(problem, OwnData):
+        problem.check_same(json.loads((folder / DATA).read_text()))
     outcome = method.evaluate(problem, seeds, folder)
     target = folder / "evaluation"
     metrics = write_outcome(target, problem, method.name, seeds, outcome)
-    assert outcome.cov is not None
-    _save_posterior(target / "posterior.npz", outcome.mean, outcome.cov, outcome.truth)
+    _save_posterior(target / "posterior.npz", outcome)
     run_figures(target / "figures", outcome)
     print(f"{method.name} on {problem.name}, {len(seeds)} trial(s)")
     print(f"  test/mse   {metrics['test/mse']:.6f}")
@@ -47,7 +52,12 @@ def evaluate_run(folder: Path) -> float:
     return float(metrics["test/mse"])
 
 
-def _save_posterior(path: Path, mean: torch.Tensor, cov: torch.Tensor, truth: torch.Tensor) -> None:
+def _save_posterior(path: Path, outcome: Outcome) -> None:
+    assert outcome.cov is not None
+    arrays = {"mean": outcome.mean, "cov": outcome.cov, "truth": outcome.truth}
+    content: dict[str, Any] = {name: value.numpy() for name, value in arrays.items()}
+    if outcome.labels is not None:
+        content["labels"] = np.array(outcome.labels)
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, mean=mean.numpy(), cov=cov.numpy(), truth=truth.numpy())
+    np.savez_compressed(buffer, **content)
     write_bytes(path, buffer.getvalue())

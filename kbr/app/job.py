@@ -17,10 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from kbr.app.cli import stop
 from kbr.app.methods import Method, Outcome
 from kbr.app.monitoring import log_outcome
+from kbr.app.own.problem import OwnData
 from kbr.app.problems import Problem
 from kbr.app.run_figures import run_figures
 from kbr.app.run_folder import (
     BEST,
+    DATA,
     MANIFEST,
     METRICS,
     RESULTS,
@@ -35,6 +37,13 @@ from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 
 FAILURE = "failure.txt"
+SHOWN = (
+    "val/mse",
+    "val/mse_standardised",
+    "test/mse_of_zero",
+    "test/mse_of_mean",
+    "test/mse_of_raw_kernel",
+)
 
 
 def train_job(config: DictConfig) -> float | None:
@@ -74,6 +83,8 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     outcome = method.run(problem, seeds, context)
     seconds = time.perf_counter() - started
     metrics = write_outcome(folder, problem, method.name, seeds, outcome)
+    if isinstance(problem, OwnData):
+        write_json(folder / DATA, problem.record())
     if outcome.state:  # trained models have written theirs already
         checkpoint.save(folder / BEST, outcome.state)
     log_outcome(folder, metrics, run_figures(folder / "figures", outcome))
@@ -116,9 +127,12 @@ def write_outcome(
     if outcome.evidence is not None:
         metrics["test/steps_without_evidence"] = int((~outcome.evidence).sum())
     for name, values in outcome.chosen.items():
-        key = "val/mse" if name == "val_mse" else f"chosen/{name}"
+        key = f"val/{name[4:]}" if name.startswith("val_") else f"chosen/{name}"
         if not bool(values.isnan().any()):
             metrics[key] = float(values.double().mean())
+    rmse = (outcome.mean - outcome.truth).square().mean(-2).sqrt()  # [trials, dz]
+    for name, values in zip(outcome.labels or (), rmse.unbind(-1), strict=False):
+        metrics[f"test/rmse/{name}"] = float(values.mean())
     rows = [
         {
             **problem.columns(),
@@ -126,6 +140,7 @@ def write_outcome(
             "seed": seed,
             **{name: _tidy(float(values[i])) for name, values in outcome.chosen.items()},
             "mse": float(mse[i]),
+            **{f"rmse {n}": float(rmse[i, k]) for k, n in enumerate(outcome.labels or ())},
             "seconds": round((outcome.fit_seconds + outcome.test_seconds) / len(seeds), 4),
         }
         for i, seed in enumerate(seeds)
@@ -153,20 +168,23 @@ def _report(
     if sweeping:
         print(f"  {folder.name:<44} mse {line:<18} {seconds:6.1f} s")
         return
-    print(f"\n  test/mse   {line}   ({seconds:.1f} s)")
-    for name in ("val/mse", "test/mse_of_zero", "test/mse_of_raw_kernel"):
-        if name in metrics:
-            print(f"  {name:<10} {metrics[name]:.4f}")
+    shown = [name for name in SHOWN if name in metrics]
+    width = max(map(len, ["test/mse  ", *shown]))
+    print(f"\n  {'test/mse':<{width}} {line}   ({seconds:.1f} s)")
+    for name in shown:
+        print(f"  {name:<{width}} {metrics[name]:.4f}")
+    for label in outcome.labels or ():
+        print(f"  {'test/rmse':<{width}} {metrics[f'test/rmse/{label}']:<8.4g} {label}")
     if "filter/engine" in metrics:
-        print(f"  engine     {metrics['filter/engine']}")
+        print(f"  {'engine':<{width}} {metrics['filter/engine']}")
     for note in outcome.notes:
         print(f"  note: {note}")
-    if outcome.notes:
+    if any("edge" in note for note in outcome.notes):
         print("  widen these grids (model.scales, model.lams, ...) if the error matters")
-    shown = _shown(folder)
-    print(f"\n  run folder:  {shown}")
-    print(f"  evaluate:    python evaluate.py run={shown}")
-    print(f"  monitor:     tensorboard --logdir {shown}")
+    place = _shown(folder)
+    print(f"\n  run folder:  {place}")
+    print(f"  evaluate:    python evaluate.py run={place}")
+    print(f"  monitor:     tensorboard --logdir {place}")
 
 
 def _shown(folder: Path) -> Path:

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 from hydra.utils import instantiate
 
 from kbr.app.methods import Outcome
-from kbr.app.problems import Filtering, Problem
+from kbr.app.problems import Filtering, PosteriorMean, Problem, Sequential
 from kbr.app.run_folder import BEST, RunContext
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.result import FilterResult, mean_squared_error
+from kbr.training.encoders import MLP
 from kbr.training.progress import EpochBar, quiet_lightning
 from kbr.training.trained_filter import TrainedFilter
 
@@ -28,8 +30,8 @@ class TrainedMethod:
     compare_raw: bool = False
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
-        self._check(problem)
-        assert isinstance(problem, Filtering)
+        problem = self._sequential(problem)
+        filt, notes = self._suited(problem)
         quiet_lightning()
         parts, raw, started = [], [], time.perf_counter()
         spent = 0.0
@@ -39,7 +41,7 @@ class TrainedMethod:
             resume = context.resume and _trial_folder(context.resume, seed, seeds)
             if resume and not (resume / "checkpoints" / "last.ckpt").is_file():
                 resume = None  # this trial had not begun
-            self.filter.fit(
+            filt.fit(
                 data.x_train,
                 data.z_train,
                 seed=seed,
@@ -53,34 +55,45 @@ class TrainedMethod:
                 resume=resume,
             )
             began = time.perf_counter()
-            parts.append((self.filter.filter(data.x_test), data.z_test, dict(self.filter.chosen)))
-            parts[-1][2]["val_mse"] = self.filter.val_mse
+            chosen = {**filt.chosen, problem.val_name: filt.val_mse}
+            parts.append((*problem.test(filt, data), chosen))  # type: ignore[arg-type]
             spent += time.perf_counter() - began
             if self.compare_raw:
                 made = KernelBayesFilter().fit(data.x_train, data.z_train)
-                raw.append(mean_squared_error(made.filter(data.x_test).mean, data.z_test))
-        info: dict[str, Any] = {"fit/epochs": self.filter.n_epochs}
+                result, truth = problem.test(made, data)  # type: ignore[arg-type]
+                raw.append(mean_squared_error(result.mean, truth))
+        info: dict[str, Any] = {"fit/epochs": filt.n_epochs, **problem.info()}
         if raw:
             info["test/mse_of_raw_kernel"] = float(torch.stack(raw).mean())
-        return _stack(parts, time.perf_counter() - started - spent, spent, info)
+        outcome = _stack(parts, time.perf_counter() - started - spent, spent, info)
+        return replace(outcome, labels=problem.labels, notes=notes)
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
-        self._check(problem)
-        assert isinstance(problem, Filtering)
+        problem = self._sequential(problem)
         parts, began = [], time.perf_counter()
         for seed in seeds:
             data = problem.data(seed)
             loaded = type(self.filter).load(_trial_folder(folder, seed, seeds) / BEST)
-            chosen = {**loaded.chosen, "val_mse": loaded.val_mse}
-            parts.append((loaded.filter(data.x_test), data.z_test, chosen))
-        return _stack(parts, 0.0, time.perf_counter() - began, {})
+            chosen = {**loaded.chosen, problem.val_name: loaded.val_mse}
+            parts.append((*problem.test(loaded, data), chosen))  # type: ignore[arg-type]
+        outcome = _stack(parts, 0.0, time.perf_counter() - began, problem.info())
+        return replace(outcome, labels=problem.labels)
 
-    def _check(self, problem: Problem) -> None:
-        if not isinstance(problem, Filtering):
+    def _sequential(self, problem: Problem) -> Sequential:
+        if isinstance(problem, PosteriorMean):
             raise KbrError(
                 f"model={self.name} is a filter; data={problem.name} has no sequences. Use "
                 "model=iw, iw_paper, original or iw_true_ratio, or another data."
             )
+        return problem
+
+    def _suited(self, problem: Sequential) -> tuple[TrainedFilter, tuple[str, ...]]:
+        """The filter with an encoder that takes these observations: own vectors need the MLP."""
+        encoder = self.filter.encoder
+        kind = encoder.func if isinstance(encoder, partial) else encoder
+        if isinstance(problem, Filtering) or problem.recording.has_images or kind is MLP:
+            return self.filter, ()
+        return replace(self.filter, encoder=partial(MLP)), ("x are vectors: encoder=mlp is used",)
 
 
 def _trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:

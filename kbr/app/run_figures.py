@@ -18,10 +18,16 @@ def run_figures(folder: Path, outcome: Outcome) -> list[Path]:
     if outcome.evidence is None or outcome.cov is None:
         return [_scatter(folder / "posterior_mean.png", mean, truth)]
     spread = outcome.cov[0].double().diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().numpy()
-    return [_track(folder / "trajectory.png", mean, truth, spread)]
+    return [_track(folder / "trajectory.png", mean, truth, spread, outcome.labels)]
 
 
-def _track(path: Path, mean: np.ndarray, truth: np.ndarray, spread: np.ndarray) -> Path:
+def _track(
+    path: Path,
+    mean: np.ndarray,
+    truth: np.ndarray,
+    spread: np.ndarray,
+    labels: tuple[str, ...] | None,
+) -> Path:
     with plt.rc_context(RC):
         steps = min(SHOWN_STEPS, len(mean))
         coordinates = mean.shape[-1]
@@ -36,7 +42,7 @@ def _track(path: Path, mean: np.ndarray, truth: np.ndarray, spread: np.ndarray) 
             axis.fill_between(
                 time, centre - half, centre + half, color="#0072B2", alpha=0.2, lw=0, label="± 2 sd"
             )
-            axis.set_ylabel(f"$z_{k + 1}$")
+            axis.set_ylabel(labels[k] if labels else f"$z_{k + 1}$")
         axes[-1, 0].set_xlabel("step of the test sequence")
         axes[0, 0].legend(ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
         figure.tight_layout()
