@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kbr.app.own.read import Source
-from kbr.app.own.recording import Recording
+from kbr.app.own.recording import Recording, listed
 from kbr.app.own.scaling import Scaling, full_turn
 from kbr.app.own.split import Split, Splitting
 from kbr.core.errors import KbrError
@@ -52,6 +52,7 @@ class OwnData:
 
     def __post_init__(self) -> None:
         full_turn(self.angle_unit)
+        object.__setattr__(self, "circular", listed(self.circular) or ())
 
     @cached_property
     def recording(self) -> Recording:

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from kbr.app.own.recording import Recording, as_observations, check_different, names_for, tidy
+from kbr.app.own.recording import (
+    Recording,
+    as_observations,
+    check_different,
+    listed,
+    names_for,
+    tidy,
+)
 from kbr.app.own.table import Table, read_table
 from kbr.core.errors import KbrError
 
@@ -35,6 +42,10 @@ class Source:
     file: str = "file"
     resize: Sequence[int] | None = None
     channels: str = "auto"
+
+    def __post_init__(self) -> None:
+        for key in ("x", "z"):
+            object.__setattr__(self, key, listed(getattr(self, key)))
 
     def read(self) -> Recording:
         if self.path is None:

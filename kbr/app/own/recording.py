@@ -140,6 +140,13 @@ def names_for(given: Sequence[str] | None, count: int, letter: str, key: str) ->
     return names
 
 
+def listed(names: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    """Names as given; one alone may come without brackets."""
+    if names is None:
+        return None
+    return (names,) if isinstance(names, str) else tuple(str(name) for name in names)
+
+
 def check_different(names: Iterable[str], key: str) -> None:
     names = list(names)
     twice = sorted({name for name in names if names.count(name) > 1})
