@@ -54,11 +54,13 @@ def main() -> None:
             lines.append(",".join([f"drive{number}", *cells]))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text("\n".join(lines) + "\n")
-    names = "data.x=[ax,ay,gyro,mx,my] data.z=[yaw,speed] data.sequence=drive data.time=t"
+    names = "data.x=[ax,ay,gyro,mx,my] data.z=[yaw,speed] data.circular=[yaw]"
+    borders = "data.sequence=drive data.time=t"
     print(f"wrote {arguments.output}: {arguments.drives} drives of {arguments.rows} rows\n")
-    print(f"  kbr-inspect {arguments.output} \\\n    {names.replace('data.', '')} circular=[yaw]")
+    print(f"  kbr-inspect {arguments.output} \\")
+    print(f"    {names.replace('data.', '')} {borders.replace('data.', '')}")
     print(f"  python train.py data=npz data.path={arguments.output} \\\n    {names} \\")
-    print("    data.circular=[yaw] 'data.units={speed:m/s}' model=iw")
+    print(f"    {borders} 'data.units={{speed:m/s}}' model=iw")
 
 
 if __name__ == "__main__":

@@ -75,9 +75,11 @@ def _command(path: str, settings: list[str]) -> str:
 
 def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
     """The problem that train.py would build from the same keys, and the folder for plots."""
-    from hydra.utils import instantiate
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+
+    from kbr.app.job import construct
 
     config = OmegaConf.create({"data": OmegaConf.load(Path(CONFIGS) / "data" / "npz.yaml")})
     known = [str(key) for key in config.data if key not in ("problem", "path", "name")]
@@ -87,17 +89,14 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
         if key == "output" and mark:
             output = Path(value)
         elif key in known and mark:
-            # YAML wants a space after a colon, Hydra's {px:m} has none.
-            spaced = re.sub(r":(?=\S)", ": ", value) if value.startswith("{") else value
             try:
-                config.data[key] = OmegaConf.from_dotlist([f"v={spaced}"]).v
-            except OmegaConfBaseException as error:
+                config.data[key] = OverridesParser.create().parse_override(setting).value()
+            except OverrideParseException as error:
                 raise KbrError(f"{setting} cannot be read: {error}") from error
         else:
             raise KbrError(f"'{setting}' is no setting; give key=value with {', '.join(known)}.")
     config.data.path = path
-    problem = instantiate(config.data.problem)
-    return problem, output
+    return construct(config.data.problem), output
 
 
 def _sequences(problem: Any) -> str:

@@ -94,9 +94,14 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
 
 
 def build(config: DictConfig) -> tuple[Problem, Method]:
-    """The problem and the method that a config describes; our own errors come through."""
+    """The problem and the method that a config describes."""
+    return construct(config.data.problem), construct(config.model, _convert_="all")
+
+
+def construct(config: DictConfig, **settings: Any) -> Any:
+    """What a config describes; our own errors come through."""
     try:
-        return instantiate(config.data.problem), instantiate(config.model, _convert_="all")
+        return instantiate(config, **settings)
     except InstantiationException as error:
         if isinstance(error.__cause__, KbrError):
             raise error.__cause__ from None

@@ -81,11 +81,9 @@ class Scaling:
             if mark:
                 c, s = mean[..., at], mean[..., at + 1]
                 unit = self.turn / (2 * math.pi)
-                angle = torch.atan2(s, c) * unit
-                columns.append((angle - self.low[k]) % self.turn + self.low[k])
-                row[..., at], row[..., at + 1] = -s, c
-                radius = (c.square() + s.square()).clamp_min(1e-12)
-                row = row / radius.unsqueeze(-1)
+                angle, radius = torch.atan2(s, c), torch.hypot(c, s).clamp_min(1e-6)
+                columns.append((angle * unit - self.low[k]) % self.turn + self.low[k])
+                row[..., at], row[..., at + 1] = -angle.sin() / radius, angle.cos() / radius
                 v = torch.einsum("...i,...ij,...j->...", row, cov, row).clamp_min(0)
                 shrink = (torch.asinh(v).clamp_max(UNIFORM) / v.clamp_min(1e-300)).sqrt()
                 shrink = torch.where(v > 1e-12, shrink, torch.ones_like(v))
