@@ -76,7 +76,7 @@ def _command(path: str, settings: list[str]) -> str:
 def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
     """The problem that train.py would build from the same keys, and the folder for plots."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
+    from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
     from kbr.app.job import construct
@@ -91,7 +91,7 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
         elif key in known and mark:
             try:
                 config.data[key] = OverridesParser.create().parse_override(setting).value()
-            except OverrideParseException as error:
+            except HydraException as error:
                 raise KbrError(f"{setting} cannot be read: {error}") from error
         else:
             raise KbrError(f"'{setting}' is no setting; give key=value with {', '.join(known)}.")
