@@ -189,6 +189,15 @@ def test_scaling_is_fitted_on_training_rows_alone(tmp_path):
     torch.testing.assert_close(first.x_train, again.x_train)
 
 
+@pytest.mark.parametrize("size", [1e-200, 1e-3, 1e200])
+def test_numbers_of_any_size_are_scaled(size):
+    values = size * (1 + np.random.default_rng(0).random((50, 2)))
+    scaling = Scaling.fit(values, ("a", "b"), (), 360.0)
+    inner = scaling.apply(values)
+    assert inner.mean(0).abs().max() < 1e-9
+    torch.testing.assert_close(inner.std(0, correction=0), torch.ones(2).double())
+
+
 def test_undoing_gives_moments_of_the_recorded_values():
     """Samples scaled, their moments undone, against moments of the samples themselves."""
     rng = np.random.default_rng(0)
@@ -323,6 +332,10 @@ HALF = np.arange(100.0)
         ({"x": X, "z": Z, "time": HALF[::-1]}, {}, ["row 2", "98 after 99"]),
         ({"x": X, "z": Z, "time": np.where(HALF == 4, np.nan, HALF)}, {}, ["row 5"]),
         ({"x": X, "z": Z}, {"channels": "middle"}, ["data.channels"]),
+        ({"x": X, "z": Z}, {"n_test": -1}, ["data.n_test", "-1"]),
+        ({"x": X, "z": np.where(HALF[:, None] == 80, np.nan, Z)}, {"n_train": 0}, ["data.n_train"]),
+        ({"x": np.where(HALF[:, None] % 2, X, np.nan), "z": Z}, {}, ["followed by the next"]),
+        ({"x": X, "z": np.where(HALF[:, None] < 80, Z, np.nan)}, {"test_share": 0.2}, ["known z"]),
     ],
 )
 def test_a_bad_npz_is_named(tmp_path, arrays, keys, words):

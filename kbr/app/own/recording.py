@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -33,12 +34,12 @@ class Recording:
     def has_images(self) -> bool:
         return self.x.ndim == 4
 
-    @property
+    @cached_property
     def x_missing(self) -> np.ndarray:
         found: np.ndarray = ~np.isfinite(self.x).reshape(len(self), -1).all(1)
         return found
 
-    @property
+    @cached_property
     def z_missing(self) -> np.ndarray:
         found: np.ndarray = ~np.isfinite(self.z).all(1)
         return found

@@ -40,13 +40,14 @@ class Scaling:
     ) -> "Scaling":
         """From training rows [n, d] (or frames [n, c, h, w], scaled by channel)."""
         marks = tuple(name in circular for name in names)
-        inner = _unroll(torch.from_numpy(values).double(), marks, turn)
-        if inner.ndim == 4:
-            axes = (0, 2, 3)
-            mean = inner.mean(axes)[:, None, None]
-            scale = inner.std(axes, correction=0)[:, None, None]
-            return cls(marks, turn, mean, _positive(scale), ())
-        mean, scale = inner.mean(0), inner.std(0, correction=0)
+        given = torch.from_numpy(values)
+        if given.ndim == 4:
+            found = [_moments(given[:, c].double()) for c in range(given.shape[1])]
+            mean, scale = (torch.stack(part)[:, None, None] for part in zip(*found, strict=True))
+            return cls(marks, turn, mean, scale, ())
+        inner = _unroll(given.double(), marks, turn)
+        found = [_moments(column) for column in inner.unbind(-1)]
+        mean, scale = (torch.stack(part) for part in zip(*found, strict=True))
         for at in _angle_places(marks):
             pair = slice(at, at + 2)
             scale[pair] = scale[pair].square().mean().sqrt()
@@ -55,7 +56,7 @@ class Scaling:
             0.0 if mark and bool((values[:, k] >= 0).all()) else -turn / 2
             for k, mark in enumerate(marks)
         )
-        return cls(marks, turn, mean, _positive(scale), low)
+        return cls(marks, turn, mean, scale, low)
 
     def apply(self, values: np.ndarray) -> Tensor:
         """Recorded rows in inner coordinates; NaN stays NaN. Frames stay float32."""
@@ -143,6 +144,9 @@ def _angle_places(circular: tuple[bool, ...]) -> list[int]:
     return [k + sum(circular[:k]) for k, mark in enumerate(circular) if mark]
 
 
-def _positive(scale: Tensor) -> Tensor:
-    """A constant column is left at its place: scale one."""
-    return torch.where(scale > 0, scale, torch.ones_like(scale))
+def _moments(column: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation, of numbers of any size; a constant column has scale one."""
+    peak = column.abs().amax()
+    peak = torch.where(peak > 0, peak, 1.0)
+    mean, scale = peak * (column / peak).mean(), peak * (column / peak).std(correction=0)
+    return mean, torch.where(column.amax() > column.amin(), scale, 1.0)

@@ -49,6 +49,9 @@ class Splitting:
                 f"data.test_share must lie between 0 and 1; got {self.test_share}. It is the share "
                 "of rows kept for the test."
             )
+        for key in ("n_train", "n_test"):
+            if getattr(self, key) is not None and getattr(self, key) < 1:
+                raise KbrError(f"data.{key} must be at least 1 or null; got {getattr(self, key)}.")
 
     def __call__(self, recording: Recording) -> Split:
         count = int(recording.sequence[-1]) + 1
@@ -63,10 +66,10 @@ class Splitting:
         held_out = self._last_sequences(recording) if kind == "sequence" else self._ends(recording)
         starts = recording.starts(self.max_gap)
         usable = ~(recording.x_missing | recording.z_missing) & ~held_out
-        known = held_out & ~recording.z_missing
         train = _pieces(usable, starts, self.n_train, last=True)
         test = _pieces(held_out, starts, self.n_test, last=False)
-        self._check(sum(map(len, train)), int(known.sum()), kind)
+        known = sum(int((~recording.z_missing[piece]).sum()) for piece in test)
+        self._check(train, known, kind)
         return Split(kind, train, test, held_out)
 
     def _ends(self, recording: Recording) -> np.ndarray:
@@ -86,14 +89,21 @@ class Splitting:
         held_out: np.ndarray = recording.sequence >= first
         return held_out
 
-    def _check(self, train: int, test: int, kind: str) -> None:
-        if train < FEWEST:
+    def _check(self, train: list[np.ndarray], known: int, kind: str) -> None:
+        rows = sum(map(len, train))
+        if rows < FEWEST:
             raise KbrError(
-                f"data.split={kind} leaves {train} usable training rows; at least {FEWEST} are "
+                f"data.split={kind} leaves {rows} usable training rows; at least {FEWEST} are "
                 "needed. Lower data.test_share, or record more (rows with a missing x or z do not "
                 "count)."
             )
-        if test < 1:
+        steps = rows - len(train)
+        if steps < FEWEST // 2:
+            raise KbrError(
+                f"only {steps} of {rows} training rows are followed by the next one, too few to "
+                "learn the dynamics from. Raise data.max_gap, or fill missing rows."
+            )
+        if known < 1:
             raise KbrError(
                 f"data.split={kind} leaves no test row with a known z. Raise data.test_share, now "
                 f"{self.test_share:g}."
