@@ -30,10 +30,10 @@ class SequenceData(lightning.LightningDataModule):
     The validation batch is all of it: the filter is built from its first part.
     """
 
-    def __init__(self, x: Tensor, z: Tensor, lengths: Sequence[int]) -> None:
+    def __init__(self, x: Tensor, z: Tensor, lengths: Sequence[int] | None = None) -> None:
         super().__init__()
         self.x, self.z = x, z
-        self.lengths = list(lengths)
+        self.lengths = list(lengths or [z.shape[0]])
         self.cut = validation_start(z.shape[0])
         self.train_lengths, pieces = split_lengths(self.lengths, self.cut)
         self.val_lengths = [stop - start for start, stop in pieces]

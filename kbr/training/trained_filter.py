@@ -115,8 +115,8 @@ class TrainedFilter(ABC):
         x, z, self._lengths, shape = training_sequences(x_train, z_train)
         if z.ndim != 2:
             raise KbrError(
-                f"{type(self).__name__} trains on sequences z [T, dz]; got z of shape "
-                f"{tuple(z.shape)}. Pass a list of sequences, or loop over data sets."
+                f"{type(self).__name__} trains on one sequence, z [T, dz], or a list of them; "
+                f"got z of shape {tuple(z.shape)}. Pass a list, or loop over data sets."
             )
         folder = Path(folder)
         x, z = x.to(torch.float32).reshape(-1, *shape), z.to(torch.float64)

@@ -88,7 +88,7 @@ def _frames(path: Path, problem: OwnData) -> Path:
     rows = there[np.linspace(0, len(there) - 1, min(SHOWN_FRAMES, len(there))).astype(int)]
     low, high = np.nanmin(recording.x), np.nanmax(recording.x)
     with plt.rc_context(RC):
-        figure, axes = plt.subplots(2, -(-len(rows) // 2), figsize=(9, 3.8), squeeze=False)
+        figure, axes = plt.subplots(2, -(-len(rows) // 2), figsize=(9, 4.6), squeeze=False)
         for axis in axes.flat:
             axis.set_axis_off()
         for axis, row in zip(axes.flat, rows, strict=False):
