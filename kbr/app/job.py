@@ -1,7 +1,6 @@
 """One training run: build, run all trials, write the run folder, say what came out."""
 
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from kbr.app.run_figures import run_figures
 from kbr.app.run_folder import (
     BEST,
     DATA,
+    FAILURE,
     MANIFEST,
     METRICS,
     RESULTS,
@@ -36,10 +36,10 @@ from kbr.app.trainer import trainer_settings
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 
-FAILURE = "failure.txt"
 SHOWN = (
     "val/mse",
     "val/mse_standardised",
+    "test/angular_error_degrees",
     "test/mse_of_zero",
     "test/mse_of_mean",
     "test/mse_of_raw_kernel",
@@ -52,9 +52,9 @@ def train_job(config: DictConfig) -> float | None:
     folder = Path(hydra.runtime.output_dir)
     sweeping = hydra.mode == RunMode.MULTIRUN
     if sweeping and is_finished(folder, config):
-        print(f"  {folder.name}: already finished, skipped")
-        return None
-    (folder / FAILURE).unlink(missing_ok=True)
+        return None  # the sweep's own line says so
+    for name in (FAILURE, MANIFEST):  # of other settings
+        (folder / name).unlink(missing_ok=True)
     try:
         return _run(config, folder, sweeping)
     except KbrError as error:
@@ -62,7 +62,6 @@ def train_job(config: DictConfig) -> float | None:
             _remove_if_empty(folder)
             stop(str(error))
         (folder / FAILURE).write_text(f"{error}\n")
-        print(f"  {folder.name}: failed: {error}", file=sys.stderr)
         return None
 
 
@@ -87,9 +86,17 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
         write_json(folder / DATA, problem.record())
     if outcome.state:  # trained models have written theirs already
         checkpoint.save(folder / BEST, outcome.state)
-    log_outcome(folder, metrics, run_figures(folder / "figures", outcome))
-    write_json(folder / MANIFEST, {**manifest(config), "seconds": round(seconds, 3)})
-    _report(folder, method.name, metrics, outcome, sweeping, seconds)
+    pictures = run_figures(folder / "figures", outcome, quick=sweeping)
+    if config.logger.name == "tensorboard":
+        log_outcome(folder, config, metrics, outcome, pictures)
+    made = {
+        "seconds": round(seconds, 3),
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "notes": list(outcome.notes),
+    }
+    write_json(folder / MANIFEST, {**manifest(config), **made})
+    if not sweeping:
+        _report(folder, metrics, outcome, seconds)
     return float(metrics["test/mse"])
 
 
@@ -127,6 +134,7 @@ def write_outcome(
         "test/trials": len(seeds),
         "fit/seconds": outcome.fit_seconds,
         "filter/seconds_per_step": outcome.test_seconds / steps,
+        **problem.extra_metrics(outcome.mean, outcome.truth),
         **outcome.info,
     }
     if outcome.evidence is not None:
@@ -159,20 +167,10 @@ def _tidy(value: float) -> float | str:
     return "" if value != value else float(f"{value:.6g}")
 
 
-def _report(
-    folder: Path,
-    model: str,
-    metrics: dict[str, Any],
-    outcome: Outcome,
-    sweeping: bool,
-    seconds: float,
-) -> None:
+def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: float) -> None:
     line = f"{metrics['test/mse']:.4f}"
     if metrics["test/trials"] > 1:
         line += f" ± {metrics['test/mse_stderr']:.4f}"
-    if sweeping:
-        print(f"  {folder.name:<44} mse {line:<18} {seconds:6.1f} s")
-        return
     shown = [name for name in SHOWN if name in metrics]
     width = max(map(len, ["test/mse  ", *shown]))
     print(f"\n  {'test/mse':<{width}} {line}   ({seconds:.1f} s)")
@@ -189,7 +187,8 @@ def _report(
     place = _shown(folder)
     print(f"\n  run folder:  {place}")
     print(f"  evaluate:    python evaluate.py run={place}")
-    print(f"  monitor:     tensorboard --logdir {place}")
+    if (folder / "tensorboard").is_dir():
+        print(f"  monitor:     tensorboard --logdir {place}")
 
 
 def _shown(folder: Path) -> Path:

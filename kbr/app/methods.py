@@ -5,8 +5,9 @@ batch. `evaluate` gives the same outcome again from the checkpoint's contents.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from kbr.app.problems import PosteriorMean, Problem, Sequential
 from kbr.app.progress import grid_progress
 from kbr.app.run_folder import BEST, RunContext
+from kbr.app.view import View
 from kbr.core import checkpoint
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
@@ -45,6 +47,7 @@ class Outcome:
     state: dict[str, Any] = field(default_factory=dict)
     evidence: Tensor | None = None
     labels: tuple[str, ...] | None = None  # of the columns, with units; None: z_1, z_2, ...
+    view: Callable[[], View] | None = None  # for pictures; made only where they are drawn
 
     @property
     def mse(self) -> Tensor:
@@ -143,7 +146,17 @@ class KernelMethod:
             },
             notes=made.choice.edges,
             state={"kind": KIND, "filter": made.state()},
+            view=cache(lambda: problem.view(data, self._first(made, problem))),
         )
+
+    def _first(self, made: KernelBayesFilter, problem: Sequential) -> KernelBayesFilter:
+        """The filter of the first trial alone."""
+        state: dict[str, Any] = made.state()
+        if state["z"].ndim == 2 or len(state["z"]) == 1:
+            return made
+        choice = {name: values[:1] for name, values in state["choice"].items()}
+        alone = {"x": state["x"][:1], "z": state["z"][:1], "choice": choice}
+        return self._filter(problem).restore({**state, **alone})
 
     def _posterior(
         self, problem: PosteriorMean, seeds: Sequence[int], state: dict[str, Any] | None
@@ -225,4 +238,5 @@ class ModelMethod:
             truth=truth,
             labels=problem.labels,
             test_seconds=time.perf_counter() - started,
+            view=cache(lambda: problem.view(data)),  # type: ignore[arg-type]
         )

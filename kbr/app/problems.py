@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kbr.app.own.problem import Filter, OwnData
+from kbr.app.view import Gaze, Stepping, View, first_weights, view_of
 from kbr.core.datasets.dsprites_file import DSpritesFile
 from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.datasets.gaussian import GaussianData, GaussianTask
@@ -53,6 +54,20 @@ class Filtering:
         result = made.filter(data.x_test)
         return result, data.z_test.to(result.mean)
 
+    def view(
+        self, data: FilteringData, filt: Stepping | None = None, gaze: Gaze | None = None
+    ) -> View:
+        """What pictures show of one data set, or of the first trial; weights are those of filt."""
+        if data.z_train.ndim == 3:
+            names = [field.name for field in fields(FilteringData)]
+            data = FilteringData(**{name: getattr(data, name)[0] for name in names})
+        weights = None if filt is None else first_weights(filt, data.x_test)
+        return view_of(self.task, data, weights=weights, gaze=gaze)
+
+    def as_recorded(self, x: Tensor) -> Tensor:
+        """Observations as they are shown."""
+        return x
+
     def info(self) -> dict[str, object]:
         return {}
 
@@ -62,6 +77,11 @@ class Filtering:
 
     def columns(self) -> dict[str, object]:
         return {"data": self.name, "n_train": self.n_train}
+
+    def extra_metrics(self, mean: Tensor, truth: Tensor) -> dict[str, float]:
+        """What the task measures beside the squared error, if anything."""
+        measure = getattr(self.task, "extra_metrics", None)
+        return measure(mean, truth) if measure else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +98,9 @@ class PosteriorMean:
 
     def columns(self) -> dict[str, object]:
         return {"data": self.name, "n_train": self.task.n_train, "dim": self.task.dim}
+
+    def extra_metrics(self, mean: Tensor, truth: Tensor) -> dict[str, float]:
+        return {}
 
 
 Sequential = Filtering | OwnData  # what filters answer

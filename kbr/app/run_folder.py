@@ -21,6 +21,7 @@ METRICS = "metrics.json"
 RESULTS = "results.csv"
 MANIFEST = "run.json"
 DATA = "data.json"  # of runs on own data: columns, units, scaling
+FAILURE = "failure.txt"
 BEST = Path("checkpoints") / "best.ckpt"
 
 

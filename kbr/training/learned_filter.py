@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kbr.core.errors import KbrError
 from kbr.core.features import Identity, RandomFourier
 from kbr.core.filters.belief import Belief, KernelFilterResult
-from kbr.core.filters.kernel_bayes import ETAS, SCALES, KernelBayesFilter
+from kbr.core.filters.kernel_bayes import ETAS, KernelBayesFilter
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive
 from kbr.core.kernels import Gaussian
 from kbr.core.rules import ImportanceWeightedRule
@@ -20,6 +20,7 @@ from kbr.training.sequence_module import SequenceModule
 from kbr.training.trained_filter import TrainedFilter
 
 LAMS = tuple(10.0**k for k in range(-6, 2))  # learned features want ridges up to 10
+SCALES = (0.25, 0.35, 0.5, 0.7, 1.0)  # wider kernels of z only win by luck of the validation block
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -41,7 +42,7 @@ class LearnedFilter(TrainedFilter):
     lams: Sequence[float] = LAMS
     scales: Sequence[float] = SCALES
     etas: Sequence[float] = ETAS
-    coarse_scales: Sequence[float] = (0.35, 1.0, 2.8)
+    coarse_scales: Sequence[float] = (0.25, 0.5, 1.0)
 
     kind: ClassVar[str] = "kbr.learned_filter"
 
@@ -85,7 +86,7 @@ class LearnedFilter(TrainedFilter):
             rule=rule, lams=tuple(self.lams), scales=tuple(self.scales), etas=tuple(self.etas)
         ).fit(*self._sequences())
         choice = tuned.choice
-        self.val_mse = float(choice.val_mse)
+        self.val_mse, self.edges = float(choice.val_mse), choice.edges
         self.chosen = {
             "lam": float(choice.lam),
             "eta": float(choice.eta),

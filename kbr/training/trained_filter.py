@@ -40,7 +40,8 @@ class TrainedFilter(ABC):
     noise          augmentation, in standard deviations of the observations;
     dropout        passed on to the encoder; None leaves the encoder's own;
     val_every      epochs between two looks at the validation error;
-    patience       looks without improvement before training stops;
+    slack          later weights are kept unless they validate worse than the best by this share;
+    patience       looks in a row that are worse than that before training stops;
     log_every, checkpoint_every   epochs; both cost more than a small network's step.
     """
 
@@ -51,6 +52,7 @@ class TrainedFilter(ABC):
     noise: float = 1.0
     dropout: float | None = None
     val_every: int = 10
+    slack: float = 0.25
     patience: int = 6
     log_every: int = 10
     checkpoint_every: int = 25
@@ -60,6 +62,7 @@ class TrainedFilter(ABC):
     def __post_init__(self) -> None:
         self.val_mse = float("nan")
         self.chosen: dict[str, float] = {}
+        self.edges: tuple[str, ...] = ()  # grid edges that the last fit chose, in words
         self.n_epochs = 0
         self._module: SequenceModule | None = None
         self._shape: tuple[int, ...] = ()
@@ -68,7 +71,7 @@ class TrainedFilter(ABC):
         counts = ("epochs", "val_every", "patience", "log_every", "checkpoint_every")
         check_sizes(**{name: getattr(self, name) for name in counts})
         check_positive(float(self.lr), name="lr")
-        for name in ("noise", "weight_decay"):
+        for name in ("noise", "weight_decay", "slack"):
             if not getattr(self, name) >= 0:
                 raise KbrError(f"{name} must be at least 0; got {getattr(self, name)}. Set {name}.")
 
@@ -138,6 +141,7 @@ class TrainedFilter(ABC):
         keep = KeepBest(
             folder / "checkpoints" / "last.ckpt",
             patience=self.patience,
+            slack=self.slack,
             every=self.checkpoint_every,
         )
         keep.path.parent.mkdir(parents=True, exist_ok=True)
@@ -273,6 +277,11 @@ class TrainedFilter(ABC):
         )
         steps = lead[-1]
         return psi.reshape(-1, steps, psi.shape[-1]), seen.reshape(-1, steps), tuple(lead[:-1])
+
+    def gaze(self, x: ArrayLike) -> tuple[Tensor, Tensor] | None:
+        """What the encoder looks at in frames x [b c h w]; see `SequenceModule.gaze`."""
+        module = self._get()
+        return module.gaze(as_tensor(x, name="x").to(module.x_mean))
 
     def _build_encoder(self, shape: tuple[int, ...]) -> nn.Module:
         given = {} if self.dropout is None else {"dropout": self.dropout}

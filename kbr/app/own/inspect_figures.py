@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from kbr.app.own.problem import OwnData
-from kbr.app.style import RC, save
+from kbr.app.style import STYLE, save
 
 SHOWN_COLUMNS = 8
 SHOWN_FRAMES = 12
@@ -37,7 +37,7 @@ def _columns(path: Path, problem: OwnData) -> Path:
     columns, held_out = _shown(problem), problem.parts.held_out
     borders = np.flatnonzero(problem.recording.starts(problem.splitting.max_gap))[1:]
     rows = np.arange(len(held_out))
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         figure, axes = plt.subplots(
             len(columns), 1, figsize=(8, 1.2 * len(columns) + 0.8), sharex=True, squeeze=False
         )
@@ -60,7 +60,7 @@ def _parts(path: Path, problem: OwnData) -> Path:
     columns, held_out = _shown(problem), problem.parts.held_out
     across = min(4, len(columns))
     down = -(-len(columns) // across)
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         figure, axes = plt.subplots(
             down, across, figsize=(2.4 * across + 0.6, 2.0 * down + 0.5), squeeze=False
         )
@@ -87,7 +87,7 @@ def _frames(path: Path, problem: OwnData) -> Path:
     there = np.flatnonzero(~recording.x_missing)
     rows = there[np.linspace(0, len(there) - 1, min(SHOWN_FRAMES, len(there))).astype(int)]
     low, high = np.nanmin(recording.x), np.nanmax(recording.x)
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         figure, axes = plt.subplots(2, -(-len(rows) // 2), figsize=(9, 4.6), squeeze=False)
         for axis in axes.flat:
             axis.set_axis_off()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, compress, islice
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from kbr.app.own.read import Source
 from kbr.app.own.recording import Recording, listed
 from kbr.app.own.scaling import Scaling, full_turn
 from kbr.app.own.split import Split, Splitting
+from kbr.app.view import BELIEFS, Gaze, Stepping, View, weights_along
 from kbr.core.errors import KbrError
 from kbr.core.filters.result import FilterResult, mean_squared_error
 from kbr.core.filters.state_space import StateSpaceModel
@@ -116,7 +118,7 @@ class OwnData:
         Every piece is entered without memory; rows with a missing x are predictions.
         """
         found = [made.filter(piece) for piece in data.x_test]
-        known = torch.from_numpy(~self.recording.z_missing[self.parts.test_rows])
+        known = self._known
         joined = FilterResult(
             torch.cat([r.mean for r in found])[known],
             torch.cat([r.cov for r in found])[known],
@@ -131,9 +133,29 @@ class OwnData:
         spreaded = FilterResult(*map(spread, (result.mean, result.cov, result.evidence)))
         return spreaded, spread(truth)
 
+    def view(self, data: OwnTrials, filt: Stepping | None = None, gaze: Gaze | None = None) -> View:
+        """What pictures show: recorded values, at the test rows that `test` answers."""
+        weights = None
+        if filt is not None:
+            along = chain.from_iterable(weights_along(filt, piece) for piece in data.x_test)
+            weights = torch.stack(list(islice(compress(along, self._known.tolist()), BELIEFS)))
+        x, train = self.recording.x, self.parts.train_rows
+        return View(
+            x_train=torch.from_numpy(x[train]),
+            z_train=torch.from_numpy(self.recording.z[train]),
+            x_test=torch.from_numpy(x[self.parts.test_rows])[self._known],
+            weights=weights,
+            gaze=gaze and (lambda frames: gaze(self.scale_x.apply(frames.numpy()))),
+            labels=self.labels,
+        )
+
+    def as_recorded(self, x: Tensor) -> Tensor:
+        """Frames in recorded values again; vectors are never shown."""
+        return x * self.scale_x.scale.to(x) + self.scale_x.mean.to(x)
+
     def info(self) -> dict[str, Any]:
         """The error of always answering the training mean: what a filter has to beat."""
-        known = torch.from_numpy(~self.recording.z_missing[self.parts.test_rows])
+        known = self._known
         centre = torch.zeros(int(known.sum()), self.scale_z.mean.shape[0], dtype=torch.float64)
         blind = torch.zeros(*centre.shape, centre.shape[-1], dtype=torch.float64)
         here = torch.ones(len(centre), dtype=torch.bool)
@@ -149,6 +171,9 @@ class OwnData:
 
     def columns(self) -> dict[str, object]:
         return {"data": self.name, "n_train": len(self.parts.train_rows)}
+
+    def extra_metrics(self, mean: Tensor, truth: Tensor) -> dict[str, float]:
+        return {}  # the error of every column is among the metrics by its label
 
     def record(self) -> dict[str, Any]:
         """What a run keeps about its data: enough to scale new observations and to undo it."""
@@ -182,6 +207,11 @@ class OwnData:
             x_test=[self.scale_x.apply(x[rows]) for rows in parts.test],
             lead=lead,
         )
+
+    @property
+    def _known(self) -> Tensor:
+        """[test rows] bool: the state was recorded."""
+        return torch.from_numpy(~self.recording.z_missing[self.parts.test_rows])
 
     def _truth(self, known: Tensor) -> Tensor:
         return torch.from_numpy(self.recording.z[self.parts.test_rows])[known]
