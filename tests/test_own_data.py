@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from kbr import KernelBayesFilter
+from kbr.app.evaluation import _fresh
 from kbr.app.own.problem import OwnData
 from kbr.app.own.read import Source
 from kbr.app.own.scaling import Scaling
@@ -279,6 +280,44 @@ def test_missing_rows_of_the_test_are_predicted_or_not_scored(tmp_path):
     assert (result.mean - truth)[10:13].abs().max() < 60
 
 
+def test_pictures_show_recorded_values_at_the_rows_that_are_answered(tmp_path):
+    """Several pieces, a missing state and a missing observation: weights belong to their rows."""
+    x, angle = turning(160)
+    z = np.column_stack([angle, 3 + x[:, 0]])
+    x[125], z[130] = np.nan, np.nan
+    path = saved(tmp_path, x=x, z=z, sequence=np.arange(160) // 20)
+    problem = own(path, z=["yaw", "speed"], circular=["yaw"], units={"speed": "m/s"})
+    data = problem.data(0)
+    made = KernelBayesFilter(scales=(1.0,), lams=(1e-2,)).fit(data.x_train, data.z_train)
+    view = problem.view(data, made)
+    known = np.delete(np.arange(120, 160), 10)
+    np.testing.assert_array_equal(view.x_test, x[known])
+    np.testing.assert_array_equal(view.z_train, z[:120])
+    assert view.names == ["yaw [deg]", "speed [m/s]"]
+    assert not view.shows_x_as_z  # as many columns as z, of other quantities
+    found = torch.cat([made.filter(piece).mean for piece in data.x_test])[known - 120]
+    torch.testing.assert_close(view.weights @ torch.cat(data.z_train), found)
+
+
+def test_pictures_of_frames_show_recorded_pixels(tmp_path):
+    frames = np.random.default_rng(0).integers(0, 255, size=(60, 1, 6, 5)).astype(np.uint8)
+    problem = own(saved(tmp_path, x=frames, z=np.arange(60.0)))
+    data, asked = problem.data(0), []
+    view = problem.view(data, gaze=asked.append)
+    assert view.has_images
+    assert view.weights is None
+    np.testing.assert_array_equal(view.x_test, frames[45:])
+    view.gaze(view.x_test)  # encoders take scaled frames
+    torch.testing.assert_close(asked[0], data.x_test[0])
+    torch.testing.assert_close(problem.as_recorded(asked[0]), view.x_test)
+
+
+def test_a_recording_has_no_fresh_test_sequence(tmp_path):
+    x, z = turning(60)
+    with pytest.raises(KbrError, match=r"recording.*Leave out data\.seed"):
+        _fresh(own(saved(tmp_path, x=x, z=z)), 3)
+
+
 # Bad input
 
 
@@ -413,6 +452,9 @@ def test_one_command_gives_a_run_in_recorded_units_that_evaluates_again(tmp_path
     posterior = np.load(folder / "evaluation" / "posterior.npz")
     assert posterior["labels"].tolist() == ["yaw [deg]"]
     assert ((posterior["mean"] >= 0) & (posterior["mean"] < 360)).all()
+    for place in (folder, folder / "evaluation"):
+        drawn = {picture.stem for picture in (place / "figures").glob("*.png")}
+        assert drawn == {"trajectory", "error", "weights"}
     error = np.square(posterior["mean"] - posterior["truth"]).sum(-1).mean()
     assert error == pytest.approx(metrics["test/mse"], rel=1e-6)
 
@@ -455,6 +497,8 @@ def test_networks_train_on_images(tmp_path):
     done = run("data=npz", f"data.path={path}", *small, f"hydra.run.dir={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
     assert "encoder=mlp" not in done.stdout
+    drawn = {picture.stem for picture in (tmp_path / "run" / "figures").glob("*.png")}
+    assert drawn >= {"weights", "observations", "contact_sheet", "encoder"}
 
 
 @pytest.mark.parametrize(
