@@ -137,7 +137,7 @@ class KernelPCA:
     """
 
     kernel: Kernel = field(default_factory=Gaussian)
-    n_features: int = 128
+    n_features: int = 64
 
     def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
         kernel = self.kernel.fit(points)

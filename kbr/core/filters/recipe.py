@@ -21,7 +21,7 @@ from kbr.core.rules import Rule
 
 Engine = Literal["auto", "low_rank", "compressed", "active_set"]
 FULL_RANK = 0.45  # above this share of n, features of x cost more than the active set
-ROUGH_RANK = 128  # leading features of full-rank kernels, enough to choose bandwidth and ridge
+ROUGH_RANK = 64  # leading features of full-rank kernels, enough to choose bandwidth and ridge
 COMPRESSED_SHARE = 0.6  # compression pays when its pivots are fewer than this share of n
 COMPRESSED_LAM = 5e-4  # below this ridge compression loses digits that show
 
