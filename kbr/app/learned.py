@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from hydra.utils import instantiate
 
 from kbr.app.image_figures import encoder_figure
 from kbr.app.methods import Outcome
-from kbr.app.problems import Filtering, Problem
+from kbr.app.problems import Filtering, PosteriorMean, Problem, Sequential
 from kbr.app.run_folder import BEST, RunContext
-from kbr.app.view import View, first_weights, spread_out, view_of
+from kbr.app.view import View, spread_out
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.result import FilterResult, mean_squared_error
+from kbr.training.encoders import MLP
 from kbr.training.gaze import LogGaze
 from kbr.training.learned_filter import LearnedFilter
 from kbr.training.progress import EpochBar, quiet_lightning
@@ -40,8 +41,8 @@ class TrainedMethod:
     device: str = "cpu"
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
-        self._check(problem)
-        assert isinstance(problem, Filtering)
+        problem = self._sequential(problem)
+        filt, notes = self._suited(problem)
         quiet_lightning()
         parts, raw, started = [], [], time.perf_counter()
         edges: list[str] = []
@@ -52,7 +53,7 @@ class TrainedMethod:
             resume = context.resume and _trial_folder(context.resume, seed, seeds)
             if resume and not (resume / "checkpoints" / "last.ckpt").is_file():
                 resume = None  # this trial had not begun
-            self.filter.fit(
+            filt.fit(
                 data.x_train,
                 data.z_train,
                 seed=seed,
@@ -61,58 +62,81 @@ class TrainedMethod:
                     **context.trainer,
                     "logger": instantiate(context.logger)(save_dir=folder),
                     "enable_progress_bar": False,
-                    "callbacks": [] if context.quiet else self._callbacks(data.x_train, seed),
+                    "callbacks": []
+                    if context.quiet
+                    else self._callbacks(problem, data.x_train, seed),
                 },
                 resume=resume,
             )
-            edges += self.filter.edges
+            edges += filt.edges
             began = time.perf_counter()
-            parts.append((self.filter.filter(data.x_test), data.z_test, dict(self.filter.chosen)))
-            parts[-1][2]["val_mse"] = self.filter.val_mse
+            chosen = {**filt.chosen, problem.val_name: filt.val_mse}
+            parts.append((*problem.test(filt, data), chosen))  # type: ignore[arg-type]
             spent += time.perf_counter() - began
             if self.compare_raw:
                 plain = KernelBayesFilter().fit(data.x_train, data.z_train)
-                raw.append(mean_squared_error(plain.filter(data.x_test).mean, data.z_test))
-        info: dict[str, Any] = {"fit/epochs": self.filter.n_epochs}
+                result, truth = problem.test(plain, data)  # type: ignore[arg-type]
+                raw.append(mean_squared_error(result.mean, truth))
+        info: dict[str, Any] = {"fit/epochs": filt.n_epochs, **problem.info()}
         if raw:
             info["test/mse_of_raw_kernel"] = float(torch.stack(raw).mean())
         made = _stack(parts, time.perf_counter() - started - spent, spent, info)
-        notes = _counted(edges, len(seeds))
-        view = cache(lambda: self._view(problem, seeds, context.folder))
-        return replace(made, notes=notes, view=view)
+        return replace(
+            made,
+            labels=problem.labels,
+            notes=(*notes, *_counted(edges, len(seeds))),
+            view=cache(lambda: self._view(problem, seeds, context.folder)),
+        )
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
-        self._check(problem)
-        assert isinstance(problem, Filtering)
+        problem = self._sequential(problem)
         parts, began = [], time.perf_counter()
         for seed in seeds:
             data = problem.data(seed)
-            loaded = type(self.filter).load(_trial_folder(folder, seed, seeds) / BEST)
+            loaded = self._load(problem, seed, seeds, folder)
             loaded.to(self.device)
-            chosen = {**loaded.chosen, "val_mse": loaded.val_mse}
-            parts.append((loaded.filter(data.x_test), data.z_test, chosen))
-        made = _stack(parts, 0.0, time.perf_counter() - began, {})
-        return replace(made, view=cache(lambda: self._view(problem, seeds, folder)))
+            chosen = {**loaded.chosen, problem.val_name: loaded.val_mse}
+            parts.append((*problem.test(loaded, data), chosen))  # type: ignore[arg-type]
+        made = _stack(parts, 0.0, time.perf_counter() - began, problem.info())
+        view = cache(lambda: self._view(problem, seeds, folder))
+        return replace(made, labels=problem.labels, view=view)
 
-    def _view(self, problem: Filtering, seeds: Sequence[int], folder: Path) -> View:
-        data = problem.data(seeds[0])
-        path = _trial_folder(folder, seeds[0], seeds) / BEST
-        loaded = type(self.filter).load(path, encoder=self.filter.encoder)
-        weights = None
-        if isinstance(loaded, LearnedFilter):
-            weights = first_weights(loaded, data.x_test)
-        return view_of(problem.task, data, weights=weights, gaze=loaded.gaze)
+    def _view(self, problem: Sequential, seeds: Sequence[int], folder: Path) -> View:
+        loaded = self._load(problem, seeds[0], seeds, folder)
+        weighing = loaded if isinstance(loaded, LearnedFilter) else None
+        return problem.view(problem.data(seeds[0]), weighing, loaded.gaze)  # type: ignore[arg-type]
 
-    def _callbacks(self, x_train: torch.Tensor, seed: int) -> list[Any]:
-        frames = x_train[spread_out(GAZE_FRAMES, len(x_train))]
-        return [EpochBar(f"{self.name} seed {seed}"), LogGaze(frames, encoder_figure)]
+    def _load(
+        self, problem: Sequential, seed: int, seeds: Sequence[int], folder: Path
+    ) -> TrainedFilter:
+        path = _trial_folder(folder, seed, seeds) / BEST
+        return type(self.filter).load(path, encoder=self._suited(problem)[0].encoder)
 
-    def _check(self, problem: Problem) -> None:
-        if not isinstance(problem, Filtering):
+    def _callbacks(self, problem: Sequential, x_train: Any, seed: int) -> list[Any]:
+        rows = [x_train] if isinstance(x_train, torch.Tensor) else x_train
+        frames = [frame for piece in rows for frame in piece]
+        few = torch.stack([frames[i] for i in spread_out(GAZE_FRAMES, len(frames))])
+
+        def draw(x: torch.Tensor, *found: torch.Tensor) -> Any:
+            return encoder_figure(problem.as_recorded(x), *found)
+
+        return [EpochBar(f"{self.name} seed {seed}"), LogGaze(few, draw)]
+
+    def _sequential(self, problem: Problem) -> Sequential:
+        if isinstance(problem, PosteriorMean):
             raise KbrError(
                 f"model={self.name} is a filter; data={problem.name} has no sequences. Use "
                 "model=iw, iw_paper, original or iw_true_ratio, or another data."
             )
+        return problem
+
+    def _suited(self, problem: Sequential) -> tuple[TrainedFilter, tuple[str, ...]]:
+        """The filter with an encoder that takes these observations: own vectors need the MLP."""
+        encoder = self.filter.encoder
+        kind = encoder.func if isinstance(encoder, partial) else encoder
+        if isinstance(problem, Filtering) or problem.recording.has_images or kind is MLP:
+            return self.filter, ()
+        return replace(self.filter, encoder=partial(MLP)), ("x are vectors: encoder=mlp is used",)
 
 
 def _trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:

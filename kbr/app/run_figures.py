@@ -9,8 +9,8 @@ from kbr.app.heading import in_words
 from kbr.app.image_figures import contact_sheet, encoder_figure, observations
 from kbr.app.methods import Outcome
 from kbr.app.posterior_figures import ESTIMATE, TRUTH, ellipses, weights_figure
-from kbr.app.style import RC, save
-from kbr.app.view import View, spread_out
+from kbr.app.style import STYLE, save
+from kbr.app.view import View, coordinate_names, spread_out
 
 SHOWN_STEPS = 100
 RUNNING = 20  # steps of the running mean
@@ -26,13 +26,13 @@ def run_figures(folder: Path, outcome: Outcome, *, quick: bool = False) -> list[
         return [_scatter(folder / "posterior_mean", mean, truth)]
     cov, evidence = outcome.cov[0].double().numpy(), outcome.evidence[0].numpy()
     view = None if quick or outcome.view is None else outcome.view()
-    names = view.names if view else [f"$z_{k + 1}$" for k in range(mean.shape[-1])]
+    names = view.names if view else coordinate_names(outcome.labels, mean.shape[-1])
     written = [_track(folder / "trajectory", mean, truth, cov, names)]
     if quick:
         return written
-    written.append(_errors(folder / "error", mean, truth, evidence))
+    written.append(_errors(folder / "error", mean, truth, evidence, outcome.labels))
     if mean.shape[-1] == 2:
-        written.append(ellipses(folder / "ellipses", mean, truth, cov, evidence, view))
+        written.append(ellipses(folder / "ellipses", mean, truth, cov, evidence, names, view))
     if view is not None:
         written += _views(folder, outcome, view)
     return written
@@ -61,7 +61,7 @@ def _views(folder: Path, outcome: Outcome, view: View) -> list[Path]:
 def _track(
     path: Path, mean: np.ndarray, truth: np.ndarray, cov: np.ndarray, names: list[str]
 ) -> Path:
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         steps = min(SHOWN_STEPS, len(mean))
         coordinates = mean.shape[-1]
         figure, axes = plt.subplots(
@@ -84,11 +84,17 @@ def _track(
         return save(figure, path, ("png",))[0]
 
 
-def _errors(path: Path, mean: np.ndarray, truth: np.ndarray, evidence: np.ndarray) -> Path:
+def _errors(
+    path: Path,
+    mean: np.ndarray,
+    truth: np.ndarray,
+    evidence: np.ndarray,
+    labels: tuple[str, ...] | None,
+) -> Path:
     """Squared error at every step with its running mean; steps without evidence are marked."""
     error = np.square(mean - truth).sum(-1)
     time = np.arange(1, len(error) + 1)
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         figure, axis = plt.subplots(figsize=(7, 2.6))
         axis.plot(time, error, ".", color="#999999", ms=3, label="each step")
         axis.plot(
@@ -102,7 +108,8 @@ def _errors(path: Path, mean: np.ndarray, truth: np.ndarray, evidence: np.ndarra
         if error.min() > 0:
             axis.set_yscale("log")
         axis.set_xlabel("step of the test sequence")
-        axis.set_ylabel("squared error (units of $z^2$)")
+        summed = " + ".join(labels) if labels and len(labels) <= 2 else "units of $z^2$"
+        axis.set_ylabel(f"squared error\n({summed})")
         axis.legend(ncols=4, loc="lower right", bbox_to_anchor=(1, 1), columnspacing=1.2)
         figure.tight_layout()
         return save(figure, path, ("png",))[0]
@@ -118,7 +125,7 @@ def _running_mean(values: np.ndarray) -> np.ndarray:
 
 
 def _scatter(path: Path, mean: np.ndarray, truth: np.ndarray) -> Path:
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         figure, axis = plt.subplots(figsize=(3.8, 3.6))
         axis.scatter(
             truth.ravel(), mean.ravel(), s=6, color=ESTIMATE, alpha=0.4, lw=0, label="estimates"

@@ -81,7 +81,9 @@ class FeatureModule(SequenceModule):
         x, z = batch
         psi = self.encode(x).to(device="cpu", dtype=torch.float64)
         filt = KernelBayesFilter(rule=ImportanceWeightedRule(kernel_x=Identity()), **self.tuning)
-        error = filt.fit(psi, z.to(device="cpu", dtype=torch.float64)).choice.val_mse
+        lengths = self.trainer.datamodule.lengths  # type: ignore[attr-defined]
+        truth = z.to(device="cpu", dtype=torch.float64)
+        error = filt.fit(torch.split(psi, lengths), torch.split(truth, lengths)).choice.val_mse
         self.log_validation(error)
 
     def _over_workers(self, part: FeatureSums) -> FeatureSums:

@@ -95,7 +95,7 @@ class LearnedFilter(TrainedFilter):
         rule = ImportanceWeightedRule(kernel_x=Identity())
         tuned = KernelBayesFilter(
             rule=rule, lams=tuple(self.lams), scales=tuple(self.scales), etas=tuple(self.etas)
-        ).fit(self._psi, self._z)
+        ).fit(*self._sequences())
         choice = tuned.choice
         self.val_mse, self.edges = float(choice.val_mse), choice.edges
         self.chosen = {
@@ -114,13 +114,22 @@ class LearnedFilter(TrainedFilter):
             eta=self.chosen["eta"],
             lam_transition=self.chosen["lam_transition"],
             scales=(self.chosen["scale"],),
-        ).fit(self._psi, self._z)
+        ).fit(*self._sequences())
+
+    def _sequences(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        return torch.split(self._psi, self._lengths), torch.split(self._z, self._lengths)
 
     def fitted_state(self) -> dict[str, Any]:
-        return {"psi": self._psi, "z": self._z, "collapsed": self.collapsed}
+        return {
+            "psi": self._psi,
+            "z": self._z,
+            "lengths": self._lengths,
+            "collapsed": self.collapsed,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._psi, self._z, self.collapsed = state["psi"], state["z"], state["collapsed"]
+        self._lengths = state.get("lengths", [len(self._z)])
         self._filter = self._build_filter()
 
     @property

@@ -89,7 +89,7 @@ class KernelBayesFilter:
 
         Batch dimensions of z are independent data sets, each with its own hyper-parameters.
         """
-        x_, z_, lengths, shape = _training_sequences(x, z)
+        x_, z_, lengths, shape = training_sequences(x, z)
         transition_pairs(lengths)  # fails early where there is no step to learn from
         wide_x, wide_z = x_.to(torch.float64), z_.to(torch.float64)
         choice = choose(self._recipe, wide_x, wide_z, lengths, progress)
@@ -222,7 +222,7 @@ class KernelBayesFilter:
         return query, seen, lead[len(batch) : -1]
 
 
-def _training_sequences(
+def training_sequences(
     x: ArrayLike | Sequence[ArrayLike], z: ArrayLike | Sequence[ArrayLike]
 ) -> tuple[Tensor, Tensor, list[int], tuple[int, ...]]:
     """Checked pairs laid end to end, with the sequences' lengths and one observation's shape."""
