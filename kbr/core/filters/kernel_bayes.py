@@ -2,23 +2,44 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
+import kbr
+from kbr.core import checkpoint
+from kbr.core.calibration import Calibration, calibrate
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Belief, KernelFilterResult
+from kbr.core.filters.describe import build, describe
+from kbr.core.filters.landmarks import choose_landmarks, landmark_operators
 from kbr.core.filters.operators import FilterOperators, Step
 from kbr.core.filters.recipe import Engine, Recipe, latent_tolerance, observation_tolerance
+from kbr.core.filters.result import mean_squared_error
 from kbr.core.filters.run import run_filter, run_smoother
+from kbr.core.filters.sequences import reshape_result, training_sequences
+from kbr.core.filters.storage import KIND, Compression, Stored, pack, unpack
 from kbr.core.filters.transition import transition_pairs
-from kbr.core.filters.tuning import CHOICES, Choice, Progress, choose, with_ridges
-from kbr.core.inputs import ArrayLike, as_pairs, as_tensor
+from kbr.core.filters.tuning import (
+    MINIMUM_STEPS,
+    VALIDATION_STEPS,
+    Choice,
+    Progress,
+    choose,
+    split_sequences,
+    validation_start,
+    with_ridges,
+)
+from kbr.core.inputs import ArrayLike, as_tensor
 from kbr.core.rules import ImportanceWeightedRule, Rule
+from kbr.core.uncertainty import Ellipsoid
 
 SCALES = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8)
 WIDTHS = (2.0,)  # bandwidth of x over that of z, in medians: 1 in the paper, 2 filters better
+SETTINGS = ("rule", "eta", "lam_transition", "scales", "widths", "etas", "lams", "engine")
 ETAS = tuple(10.0 ** (k / 2) for k in range(-14, -5))  # 1e-7 .. 1e-3
 
 
@@ -26,10 +47,7 @@ ETAS = tuple(10.0 ** (k / 2) for k in range(-14, -5))  # 1e-7 .. 1e-3
 class _Fitted:
     """What `fit` leaves: the training data, what was chosen, and the operators made from both."""
 
-    x: Float[Tensor, "*b n dx"]
-    lengths: list[int]
-    shape: tuple[int, ...]
-    choice: Choice
+    stored: Stored
     operators: FilterOperators
 
 
@@ -55,9 +73,9 @@ class KernelBayesFilter:
     engine: Engine = "auto"
 
     def __post_init__(self) -> None:
-        names = ("rule", "eta", "lam_transition", "scales", "widths", "etas", "lams", "engine")
-        self._recipe = Recipe(**{name: getattr(self, name) for name in names})
+        self._recipe = Recipe(**{name: getattr(self, name) for name in SETTINGS})
         self._fitted: _Fitted | None = None
+        self._calibration: Calibration | None = None
 
     def __repr__(self) -> str:
         if self._fitted is None:
@@ -76,7 +94,7 @@ class KernelBayesFilter:
     @property
     def choice(self) -> Choice:
         """The hyper-parameters in use, one for each data set fitted together."""
-        return self._get().choice
+        return self._get().stored.choice
 
     def fit(
         self,
@@ -89,25 +107,26 @@ class KernelBayesFilter:
 
         Batch dimensions of z are independent data sets, each with its own hyper-parameters.
         """
-        x_, z_, lengths, shape = _training_sequences(x, z)
+        x_, z_, lengths, shape = training_sequences(x, z)
         transition_pairs(lengths)  # fails early where there is no step to learn from
         wide_x, wide_z = x_.to(torch.float64), z_.to(torch.float64)
         choice = choose(self._recipe, wide_x, wide_z, lengths, progress)
-        self._fitted = self._finish(x_, wide_z, lengths, shape, choice)
+        self._fitted = self._finish(Stored(x_, wide_z, lengths, shape, choice))
+        self._calibration = None
         return self
 
     def filter(self, x: ArrayLike) -> KernelFilterResult:
         """Beliefs at every step of x [*b *s T ...]; rows with NaN are missing and are predicted."""
         query, seen, sequences = self._sequences(x)
         result = run_filter(self.operators, query, seen, self._lam(query.shape[-3]))
-        return _reshape(result, sequences)
+        return reshape_result(result, sequences)
 
     def smooth(self, x: ArrayLike) -> KernelFilterResult:
         """Beliefs at every step given the whole sequence, past and future."""
         query, seen, sequences = self._sequences(x)
         lam, backward = self._lam(query.shape[-3]), self.choice.lam_transition
         result = run_smoother(self.operators, query, seen, lam, backward)
-        return _reshape(result, sequences)
+        return reshape_result(result, sequences)
 
     def init(self) -> Belief:
         """The belief before any observation: every training latent equally likely."""
@@ -116,7 +135,7 @@ class KernelBayesFilter:
     def step(self, belief: Belief, x: ArrayLike) -> Belief:
         """The belief after one more observation x [*b ...]; NaN in x: a prediction only."""
         batch, one = self.operators.points.shape[:-2], as_tensor(x, name="x")
-        expected = (*batch, *self._get().shape)
+        expected = (*batch, *self._get().stored.shape)
         if tuple(one.shape) != expected:
             raise KbrError(
                 f"a step takes one observation x of shape {list(expected)}; got "
@@ -139,48 +158,161 @@ class KernelBayesFilter:
             belief = ahead if belief.steps else replace(belief, steps=1)
         return belief
 
-    def state(self) -> dict[str, object]:
-        """Plain tensors and numbers from which `restore` makes the same filter again."""
-        fitted = self._get()
-        choice = {name: getattr(fitted.choice, name) for name in CHOICES}
-        return {
-            "x": fitted.x,
-            "z": fitted.operators.points,
-            "lengths": list(fitted.lengths),
-            "shape": list(fitted.shape),
-            "choice": choice,
-            "edges": list(fitted.choice.edges),
-        }
+    @property
+    def compression(self) -> Compression | None:
+        """What compressing this filter cost; None if it is not compressed."""
+        return self._get().stored.compression
 
-    def restore(self, state: dict[str, object]) -> "KernelBayesFilter":
+    @property
+    def calibration(self) -> Calibration:
+        """What the end of the training sequence says about the covariances.
+
+        A filter with these hyper-parameters is fitted to the steps before the validation block and
+        filters that block; computed when first asked for.
+        """
+        if self._calibration is None:
+            stored = self._get().stored
+            cut = validation_start(stored.z.shape[-2])
+            lengths, pieces = split_sequences(stored.lengths, cut)
+            x, z, shape = stored.x[..., :cut, :], stored.z[..., :cut, :], stored.x.shape[-1:]
+            early = replace(self)
+            early._fitted = early._finish(Stored(x, z, lengths, tuple(shape), stored.choice))
+            parts = [early.filter(stored.x[..., start:stop, :]) for start, stop in pieces]
+            mean = torch.cat([part.mean for part in parts], -2)
+            cov = torch.cat([part.cov for part in parts], -3)
+            self._calibration = calibrate(mean, cov, stored.z[..., cut:, :])
+        return self._calibration
+
+    def calibrated(self, result: KernelFilterResult) -> KernelFilterResult:
+        """The same beliefs with calibrated covariances."""
+        return replace(result, cov=self.calibration.cov(result.cov))
+
+    def credible_region(
+        self, belief: Belief | KernelFilterResult, *, level: float = 0.9
+    ) -> Ellipsoid:
+        """Calibrated credible sets: `level` of the held-out truths lay in theirs."""
+        return self.calibration.region(belief.mean, belief.cov, level=level)
+
+    def compress(
+        self, n_landmarks: int, *, x: ArrayLike | None = None, z: ArrayLike | None = None
+    ) -> "KernelBayesFilter":
+        """A filter of at most so many weighted training pairs, with what it cost measured.
+
+        The cost, `compressed.compression`, is measured on x and z, or on the end of the training
+        sequence. Smaller and faster by the ratio of the pairs; calibration is carried over.
+        """
+        stored = self._get().stored
+        if stored.z.ndim > 2 or stored.landmarks is not None:
+            raise KbrError(
+                "compress takes a filter fitted to one data set, not compressed before; got a "
+                f"batch {list(stored.z.shape[:-2])} or a compressed filter. Take one of the batch."
+            )
+        kernel_x, kernel_z = self._recipe.fitted_kernels(
+            stored.x, stored.z, (stored.choice.scale_x, stored.choice.scale_z)
+        )
+        kept, landmarks = choose_landmarks(
+            kernel_x,
+            kernel_z,
+            stored.x.to(torch.float64),
+            stored.z,
+            stored.lengths,
+            n_landmarks=n_landmarks,
+            eta=float(stored.choice.eta),
+            lam_transition=float(stored.choice.lam_transition),
+        )
+        rule = replace(self.rule, kernel_x=kernel_x, kernel_z=kernel_z)
+        made = replace(self, rule=rule)
+        small = replace(
+            stored, x=stored.x[kept], z=stored.z[kept], lengths=[len(kept)], landmarks=landmarks
+        )
+        made.restore(pack(small))
+        made._calibration = self.calibration if len(stored.z) >= MINIMUM_STEPS else None
+        return made._measured(self, x, z)
+
+    def save(self, path: str | Path) -> None:
+        """A file that `load` reads anywhere: tensors and plain values, nothing that runs."""
+        settings = {name: describe(getattr(self, name)) for name in SETTINGS}
+        content = {"kind": KIND, "kbr": kbr.__version__}
+        state = {**self.state(), "settings": settings}
+        checkpoint.save(Path(path), {**content, "filter": state})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "KernelBayesFilter":
+        """A filter from a file of `save`; nothing in the file is executed."""
+        return cls.from_state(checkpoint.load(path, kind=KIND)["filter"])
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "KernelBayesFilter":
+        """A filter from `state`, which says by itself how it was constructed."""
+        settings = state.get("settings")
+        if not isinstance(settings, dict):
+            raise KbrError(
+                "the file does not say how its filter was constructed: its ratio or kernels are "
+                "code, which files do not hold. Construct it in Python and call restore(state)."
+            )
+        if sorted(settings) != sorted(SETTINGS):
+            raise KbrError(f"a filter has the settings {SETTINGS}; the file has {list(settings)}.")
+        try:
+            made = cls(**{name: build(value) for name, value in settings.items()})
+        except (TypeError, AttributeError, RuntimeError) as error:
+            raise KbrError(f"the file's settings do not make a filter: {error}") from error
+        return made.restore(state)
+
+    def export(self, path: str | Path) -> None:
+        """The step as a torch.export program, to run without kbr: see `kbr.core.filters.export`."""
+        from kbr.core.filters.export import export_step
+
+        stored = self._get().stored
+        export_step(self.operators, stored.choice.lam, stored.shape, Path(path))
+
+    def state(self) -> dict[str, Any]:
+        """Plain tensors and numbers from which `restore` makes the same filter again."""
+        try:
+            settings = {name: describe(getattr(self, name)) for name in SETTINGS}
+        except KbrError:
+            settings = None  # a ratio or kernel that is code: the caller constructs it again
+        stored = replace(self._get().stored, calibration=self._calibration)
+        return {**pack(stored), "settings": settings}
+
+    def restore(self, state: dict[str, Any]) -> "KernelBayesFilter":
         """The inverse of `state`, for a filter constructed with the same hyper-parameters."""
-        x, z, values = state["x"], state["z"], state["choice"]
-        lengths, shape, edges = state["lengths"], state["shape"], state["edges"]
-        assert isinstance(x, Tensor)
-        assert isinstance(z, Tensor)
-        assert isinstance(values, dict)
-        assert isinstance(lengths, list)
-        assert isinstance(shape, list)
-        assert isinstance(edges, list)
-        choice = Choice(**values, edges=tuple(edges))
-        self._fitted = self._finish(x, z, lengths, tuple(shape), choice)
+        stored = unpack(state)
+        self._fitted = self._finish(stored)
+        self._calibration = stored.calibration
         return self
 
-    def _finish(
-        self, x: Tensor, z: Tensor, lengths: list[int], shape: tuple[int, ...], choice: Choice
-    ) -> _Fitted:
+    def _finish(self, stored: Stored) -> _Fitted:
         """The operators for all training data with the chosen values."""
-        recipe, smallest = self._recipe, float(choice.lam.min())
+        recipe, x, z, choice = self._recipe, stored.x, stored.z, stored.choice
+        smallest = float(choice.lam.min())
         if bool(choice.eta.isnan().any()):
             close = recipe.latents(z, choice.scale_z, latent_tolerance(min(recipe.etas)))
-            choice = with_ridges(choice, *recipe.ridges(close.train, lengths), recipe)
+            choice = with_ridges(choice, *recipe.ridges(close.train, stored.lengths), recipe)
         eta = float(torch.minimum(choice.eta, choice.lam_transition).min())
-        latents = recipe.latents(z, choice.scale_z, latent_tolerance(eta))
         wide, tolerance = x.to(torch.float64), observation_tolerance(smallest)
         update = recipe.update(wide, choice.scale_x, tolerance, lam=smallest)
+        if stored.landmarks is not None:
+            few = landmark_operators(self.rule, update, z, stored.landmarks, eta=float(choice.eta))
+            return _Fitted(replace(stored, choice=choice), few)
+        latents = recipe.latents(z, choice.scale_z, latent_tolerance(eta))
         ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
-        operators = recipe.operators(update, latents, z, lengths, **ridges)
-        return _Fitted(x, lengths, shape, choice, operators)
+        operators = recipe.operators(update, latents, z, stored.lengths, **ridges)
+        return _Fitted(replace(stored, choice=choice), operators)
+
+    def _measured(
+        self, before: "KernelBayesFilter", x: ArrayLike | None, z: ArrayLike | None
+    ) -> "KernelBayesFilter":
+        """This compressed filter with its error beside that of the one it came from."""
+        stored, fitted = before._get().stored, self._get()
+        if x is None or z is None:
+            flat, z = stored.x[-VALIDATION_STEPS:], stored.z[-VALIDATION_STEPS:]
+            x = flat.reshape(len(flat), *stored.shape)
+        truth = as_tensor(z, name="z").to(torch.float64)
+        truth = truth.unsqueeze(-1) if truth.ndim == 1 else truth
+        errors = [float(mean_squared_error(f.filter(x).mean, truth)) for f in (before, self)]
+        made = Compression(before.operators.n, self.operators.n, *errors)
+        self._fitted = replace(fitted, stored=replace(fitted.stored, compression=made))
+        return self
 
     def _belief(self, step: Step, steps: int) -> Belief:
         return Belief(
@@ -205,54 +337,19 @@ class KernelBayesFilter:
         fitted = self._get()
         batch = tuple(fitted.operators.points.shape[:-2])
         tensor = as_tensor(x, name="x").to(fitted.operators.phi)
-        lead = tuple(tensor.shape[: tensor.ndim - len(fitted.shape)])
+        shape = fitted.stored.shape
+        lead = tuple(tensor.shape[: tensor.ndim - len(shape)])
         short = len(lead) < len(batch) + 1
-        if short or tuple(tensor.shape[len(lead) :]) != fitted.shape or lead[: len(batch)] != batch:
+        if short or tuple(tensor.shape[len(lead) :]) != shape or lead[: len(batch)] != batch:
             raise KbrError(
-                f"observations x must have shape {[*batch, '...', 'T', *fitted.shape]}, as in "
-                f"training; got {list(tensor.shape)}."
+                f"observations x must have shape {[*batch, '...', 'T', *shape]}, as in training; "
+                f"got {list(tensor.shape)}."
             )
         if lead[-1] == 0:
             raise KbrError("a sequence of observations needs at least one step; got none.")
-        flat = tensor.reshape(*batch, -1, lead[-1], fitted.x.shape[-1])
+        flat = tensor.reshape(*batch, -1, lead[-1], fitted.stored.x.shape[-1])
         seen = flat.isfinite().all(-1)
         flat = torch.where(seen.unsqueeze(-1), flat, torch.zeros_like(flat))
         query = fitted.operators.update.observe(flat.flatten(-3, -2))
         query = query.reshape(*flat.shape[:-1], query.shape[-1])
         return query, seen, lead[len(batch) : -1]
-
-
-def _training_sequences(
-    x: ArrayLike | Sequence[ArrayLike], z: ArrayLike | Sequence[ArrayLike]
-) -> tuple[Tensor, Tensor, list[int], tuple[int, ...]]:
-    """Checked pairs laid end to end, with the sequences' lengths and one observation's shape."""
-    if not (isinstance(x, list | tuple) and isinstance(z, list | tuple)):
-        x_, z_, shape = as_pairs(x, z)  # type: ignore[arg-type]
-        return x_, z_, [z_.shape[-2]], shape
-    if len(x) != len(z) or not x:
-        raise KbrError(f"x and z must be as many sequences; got {len(x)} of x and {len(z)} of z.")
-    parts = [as_pairs(a, b) for a, b in zip(x, z, strict=True)]
-    shapes = {part[2] for part in parts}
-    if len(shapes) != 1:
-        raise KbrError(f"all sequences need observations of one shape; got {sorted(shapes)}.")
-    joined_x = torch.cat([part[0] for part in parts], -2)
-    joined_z = torch.cat([part[1] for part in parts], -2)
-    return joined_x, joined_z, [part[1].shape[-2] for part in parts], shapes.pop()
-
-
-def _reshape(result: KernelFilterResult, sequences: tuple[int, ...]) -> KernelFilterResult:
-    """Sequences back in the caller's shape."""
-
-    def shaped(tensor: Tensor, trailing: int) -> Tensor:
-        axis = tensor.ndim - trailing - 1
-        return tensor.reshape(*tensor.shape[:axis], *sequences, *tensor.shape[axis + 1 :])
-
-    assert result.effective_sample_size is not None
-    assert result.states is not None
-    return KernelFilterResult(
-        shaped(result.mean, 2),
-        shaped(result.cov, 3),
-        shaped(result.evidence, 1),
-        shaped(result.effective_sample_size, 1),
-        shaped(result.states, 2),
-    )
