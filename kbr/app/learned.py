@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 
-from kbr.app.methods import Outcome
+from kbr.app.methods import Outcome, calibrated_cov
 from kbr.app.problems import Filtering, Problem
 from kbr.app.run_folder import BEST, RunContext
+from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.result import FilterResult, mean_squared_error
@@ -53,9 +54,9 @@ class TrainedMethod:
                 resume=resume,
             )
             began = time.perf_counter()
-            parts.append((self.filter.filter(data.x_test), data.z_test, dict(self.filter.chosen)))
-            parts[-1][2]["val_mse"] = self.filter.val_mse
+            result = self.filter.filter(data.x_test)
             spent += time.perf_counter() - began
+            parts.append(_part(self.filter, result, data))
             if self.compare_raw:
                 made = KernelBayesFilter().fit(data.x_train, data.z_train)
                 raw.append(mean_squared_error(made.filter(data.x_test).mean, data.z_test))
@@ -71,8 +72,7 @@ class TrainedMethod:
         for seed in seeds:
             data = problem.data(seed)
             loaded = type(self.filter).load(_trial_folder(folder, seed, seeds) / BEST)
-            chosen = {**loaded.chosen, "val_mse": loaded.val_mse}
-            parts.append((loaded.filter(data.x_test), data.z_test, chosen))
+            parts.append(_part(loaded, loaded.filter(data.x_test), data))
         return _stack(parts, 0.0, time.perf_counter() - began, {})
 
     def _check(self, problem: Problem) -> None:
@@ -88,8 +88,17 @@ def _trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:
     return folder if len(seeds) == 1 else folder / f"seed_{seed}"
 
 
+Part = tuple[FilterResult, torch.Tensor, dict[str, float], torch.Tensor | None]
+
+
+def _part(filt: TrainedFilter, result: FilterResult, data: FilteringData) -> Part:
+    """One trial: beliefs, truth, what was chosen, calibrated covariances."""
+    chosen = {**filt.chosen, "val_mse": filt.val_mse}
+    return result, data.z_test, chosen, calibrated_cov(filt, result, len(data.z_train))
+
+
 def _stack(
-    parts: list[tuple[FilterResult, torch.Tensor, dict[str, float]]],
+    parts: list[Part],
     fit_seconds: float,
     test_seconds: float,
     info: dict[str, Any],
@@ -97,9 +106,11 @@ def _stack(
     results = [part[0] for part in parts]
     mean = torch.stack([r.mean for r in results]).double()
     names = list(parts[0][2])
+    calibrated = [part[3].double() for part in parts if part[3] is not None]
     return Outcome(
         mean=mean,
         cov=torch.stack([r.cov for r in results]).double(),
+        calibrated=torch.stack(calibrated) if calibrated else None,
         evidence=torch.stack([r.evidence for r in results]),
         truth=torch.stack([part[1] for part in parts]).to(mean),
         chosen={name: torch.tensor([part[2][name] for part in parts]) for name in names},

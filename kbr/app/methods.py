@@ -22,12 +22,12 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import ETAS, SCALES, WIDTHS, KernelBayesFilter
 from kbr.core.filters.known_transition import TransitionRatio
 from kbr.core.filters.result import FilterResult
-from kbr.core.filters.tuning import CHOICES
+from kbr.core.filters.storage import RUN_KIND as KIND  # of the checkpoints written here
+from kbr.core.filters.tuning import CHOICES, MINIMUM_STEPS
 from kbr.core.ratios import ExactRatio, KuLSIF
 from kbr.core.rule_tuning import tune_rule
 from kbr.core.rules import ImportanceWeightedRule, Rule
 
-KIND = "kbr.kernel"  # of the checkpoints written here
 PAPER_RIDGE = 0.2  # eta = lam in the paper's posterior-mean experiment
 
 
@@ -45,6 +45,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
     evidence: Tensor | None = None
+    calibrated: Tensor | None = None  # covariances after calibration, like cov
 
     @property
     def mse(self) -> Tensor:
@@ -124,15 +125,17 @@ class KernelMethod:
     ) -> Outcome:
         started = time.perf_counter()
         result = made.filter(data.x_test)
+        spent = time.perf_counter() - started
         operators = made.operators
         return Outcome(
             mean=result.mean,
             cov=result.cov,
+            calibrated=calibrated_cov(made, result, data.z_train.shape[-2]),
             evidence=result.evidence,
             truth=data.z_test.to(result.mean),
             chosen={name: getattr(made.choice, name) for name in CHOICES},
             fit_seconds=seconds,
-            test_seconds=time.perf_counter() - started,
+            test_seconds=spent,
             info={
                 "filter/engine": operators.update.name,
                 "filter/rank_z": operators.phi.shape[-1],
@@ -192,6 +195,14 @@ class KernelMethod:
             info={"test/mse_of_zero": float(data.mean.square().sum(-1).mean())},
             state={"kind": KIND, "chosen": chosen},
         )
+
+
+def calibrated_cov(made: Any, result: FilterResult, n_train: int) -> Tensor | None:
+    """Calibrated covariances of filters that have them, where there was something to hold out."""
+    if not hasattr(made, "calibration") or n_train < MINIMUM_STEPS:
+        return None
+    calibrated: Tensor = made.calibration.cov(result.cov)
+    return calibrated
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,8 @@ class Ellipsoid:
         d = self.centre.shape[-1]
         unit = d / 2 * math.log(math.pi) - math.lgamma(d / 2 + 1)
         spread = torch.linalg.slogdet(widened(self.shape)).logabsdet
-        return unit + (d * self.radius2.log() + spread) / 2
+        volume: Tensor = unit + (d * self.radius2.log() + spread) / 2
+        return volume
 
 
 def credible_region(
@@ -108,7 +109,7 @@ def energy_score(belief: Embedding, z: Float[Tensor, "*s dz"]) -> Float[Tensor, 
     """
     proper = belief.nonnegative()
     w, points = proper.weights, proper.points
-    near = (w * (points - z.unsqueeze(-2)).norm(dim=-1)).sum(-1)
+    near = (w * torch.linalg.vector_norm(points - z.unsqueeze(-2), dim=-1)).sum(-1)
     apart = torch.cdist(points, points)
     return near - 0.5 * (w.unsqueeze(-2) @ apart @ w.unsqueeze(-1))[..., 0, 0]
 
@@ -128,8 +129,10 @@ def gaussian_energy_score(
     generator = torch.Generator().manual_seed(0)
     half = torch.randn(n // 2, mean.shape[-1], dtype=torch.float64, generator=generator).to(mean)
     draws = torch.cat([half, -half]) @ root.mT
-    near = (draws + (mean - z).unsqueeze(-2)).norm(dim=-1).mean(-1)
-    return near - 0.5 * (draws - draws.roll(n // 4, -2)).norm(dim=-1).mean(-1)
+    shifted = draws + (mean - z).unsqueeze(-2)
+    near: Tensor = torch.linalg.vector_norm(shifted, dim=-1).mean(-1)
+    apart = torch.linalg.vector_norm(draws - draws.roll(n // 4, -2), dim=-1).mean(-1)
+    return near - 0.5 * apart
 
 
 def gaussian_pit(

@@ -241,6 +241,11 @@ class TrainedFilter(ABC):
         made.restore(content["fitted"])
         return made
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one observation."""
+        return self._shape
+
     def to(self, device: str | torch.device) -> Self:
         """Move the network; results are on the CPU."""
         self._get().to(device)

@@ -159,6 +159,11 @@ class KernelBayesFilter:
         return belief
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one observation."""
+        return self._get().stored.shape
+
+    @property
     def compression(self) -> Compression | None:
         """What compressing this filter cost; None if it is not compressed."""
         return self._get().stored.compression

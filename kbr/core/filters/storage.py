@@ -49,8 +49,8 @@ class Stored:
 def pack(stored: Stored) -> dict[str, Any]:
     """Plain containers; a compressed filter is stored in float32, which its numbers can bear."""
     content: dict[str, Any] = {
-        "x": stored.x,
-        "z": stored.z,
+        "x": stored.x.clone(),  # a view would take the whole of its storage into the file
+        "z": stored.z.clone(),
         "lengths": list(stored.lengths),
         "shape": list(stored.shape),
         "choice": {name: getattr(stored.choice, name) for name in CHOICES},
