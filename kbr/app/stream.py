@@ -8,6 +8,8 @@ import csv
 import json
 import os
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -28,14 +30,14 @@ Row = tuple[int, Tensor | KbrError]  # line number, and the observation or what 
 USAGE = """usage: kbr-filter run=<run folder or .ckpt> [key=value ...]
 
   run        a run folder, its best.ckpt, or a file written by filt.save
-  input      .jsonl, .csv or .npz (array x); - for standard input     [-]
-  output     a file; - for standard output                            [-]
-  from       jsonl or csv: what standard input holds                  [jsonl]
-  to         jsonl or csv: what is written                            [jsonl]
-  cov        calibrated or raw covariances                            [calibrated]
-  on_error   stop or skip a line that cannot be read                  [stop]
-  state      a file that keeps the belief between two calls           [none]
-  trial      which trial of a run with several                        [0]
+  input      .jsonl, .csv or .npz (array x); - for standard input [-]
+  output     a file; - for standard output                        [-]
+  from       jsonl or csv: what standard input holds              [jsonl]
+  to         jsonl or csv: what is written                        [jsonl]
+  cov        calibrated or raw covariances                        [calibrated]
+  on_error   stop or skip a line that cannot be read              [stop]
+  state      a file that keeps the belief between two calls       [none]
+  trial      which trial of a run with several                    [0]
 
 A missing observation is null, nan or an empty cell: the belief is predicted."""
 
@@ -207,10 +209,10 @@ def _from_csv(file: TextIO) -> Iterator[Row]:
 
 def _from_npz(path: Path) -> Iterator[Row]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             name = "x" if "x" in archive.files else (archive.files or ["x"])[0]
             rows = archive[name]
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise KbrError(f"{path} is no npz of numbers with an array x ({error}).") from error
     if rows.dtype.kind not in "fiub" or rows.ndim < 1:
         raise KbrError(f"{path}: x must be numbers, one row a step; got {rows.dtype} {rows.shape}.")

@@ -109,9 +109,10 @@ def energy_score(belief: Embedding, z: Float[Tensor, "*s dz"]) -> Float[Tensor, 
     """
     proper = belief.nonnegative()
     w, points = proper.weights, proper.points
-    near = (w * torch.linalg.vector_norm(points - z.unsqueeze(-2), dim=-1)).sum(-1)
+    near: Tensor = (w * torch.linalg.vector_norm(points - z.unsqueeze(-2), dim=-1)).sum(-1)
     apart = torch.cdist(points, points)
-    return near - 0.5 * (w.unsqueeze(-2) @ apart @ w.unsqueeze(-1))[..., 0, 0]
+    score: Tensor = near - 0.5 * (w.unsqueeze(-2) @ apart @ w.unsqueeze(-1))[..., 0, 0]
+    return score
 
 
 def gaussian_energy_score(
@@ -132,7 +133,8 @@ def gaussian_energy_score(
     shifted = draws + (mean - z).unsqueeze(-2)
     near: Tensor = torch.linalg.vector_norm(shifted, dim=-1).mean(-1)
     apart = torch.linalg.vector_norm(draws - draws.roll(n // 4, -2), dim=-1).mean(-1)
-    return near - 0.5 * apart
+    score: Tensor = near - 0.5 * apart
+    return score
 
 
 def gaussian_pit(

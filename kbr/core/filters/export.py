@@ -18,6 +18,8 @@ from kbr.core.filters.engine import LowRank
 from kbr.core.filters.known_transition import KnownOperators
 from kbr.core.filters.operators import FilterOperators, Step
 
+COPIED = ("points", "marginal", "prediction")
+
 
 class ExportedStep(nn.Module):
     """The step as a module whose constants are the fitted operators."""
@@ -25,7 +27,7 @@ class ExportedStep(nn.Module):
     def __init__(self, operators: FilterOperators, lam: Float[Tensor, ""]) -> None:
         super().__init__()
         # Copies: the writer of programs warns of views and of columns first.
-        own = {name: getattr(operators, name).clone() for name in ("points", "marginal")}
+        own = {name: getattr(operators, name).clone() for name in COPIED}
         own = {name: value.contiguous() for name, value in own.items()}
         self.operators = replace(operators, **own)
         self.lam = lam.reshape(1).clone()
