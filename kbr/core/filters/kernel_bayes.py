@@ -15,7 +15,11 @@ from kbr.core.calibration import Calibration, calibrate
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Belief, KernelFilterResult
 from kbr.core.filters.describe import build, describe
-from kbr.core.filters.landmarks import choose_landmarks, landmark_operators
+from kbr.core.filters.landmarks import (
+    choose_landmarks,
+    landmark_operators,
+    landmark_tolerance,
+)
 from kbr.core.filters.operators import FilterOperators, Step
 from kbr.core.filters.recipe import Engine, Recipe, latent_tolerance, observation_tolerance
 from kbr.core.filters.result import mean_squared_error
@@ -49,6 +53,16 @@ class _Fitted:
 
     stored: Stored
     operators: FilterOperators
+    expected: torch.Size = field(init=False)
+    row: tuple[int, ...] = field(init=False)
+    lam: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        """What every step asks for, once: shapes of an observation, and lam for one sequence."""
+        batch, width = self.stored.z.shape[:-2], self.stored.x.shape[-1]
+        object.__setattr__(self, "expected", torch.Size((*batch, *self.stored.shape)))
+        object.__setattr__(self, "row", (*batch, 1, width))
+        object.__setattr__(self, "lam", self.stored.choice.lam.unsqueeze(-1))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -134,17 +148,18 @@ class KernelBayesFilter:
 
     def step(self, belief: Belief, x: ArrayLike) -> Belief:
         """The belief after one more observation x [*b ...]; NaN in x: a prediction only."""
-        batch, one = self.operators.points.shape[:-2], as_tensor(x, name="x")
-        expected = (*batch, *self._get().stored.shape)
-        if tuple(one.shape) != expected:
+        fitted = self._get()
+        operators, one = fitted.operators, as_tensor(x, name="x")
+        if one.shape != fitted.expected:
             raise KbrError(
-                f"a step takes one observation x of shape {list(expected)}; got "
+                f"a step takes one observation x of shape {list(fitted.expected)}; got "
                 f"{list(one.shape)}. For whole sequences use filter(x)."
             )
-        query, seen, _ = self._sequences(one.unsqueeze(len(batch)))
-        prior = self.operators.start(1) if belief.steps == 0 else None
-        state = belief.state.unsqueeze(-2)
-        made = self.operators.step(prior, state, query[..., 0, :], seen[..., 0], self._lam(1))
+        row = one.to(operators.phi).reshape(fitted.row)
+        seen = row.isfinite().all(-1)
+        query = operators.update.observe(row.nan_to_num(0.0, 0.0, 0.0))
+        prior = operators.start(1) if belief.steps == 0 else None
+        made = operators.step(prior, belief.state.unsqueeze(-2), query, seen, fitted.lam)
         return self._belief(made, belief.steps + 1)
 
     def forecast(self, belief: Belief, steps: int = 1) -> Belief:
@@ -295,10 +310,12 @@ class KernelBayesFilter:
             choice = with_ridges(choice, *recipe.ridges(close.train, stored.lengths), recipe)
         eta = float(torch.minimum(choice.eta, choice.lam_transition).min())
         wide, tolerance = x.to(torch.float64), observation_tolerance(smallest)
-        update = recipe.update(wide, choice.scale_x, tolerance, lam=smallest)
         if stored.landmarks is not None:
+            coarse = landmark_tolerance(smallest)
+            update = recipe.update(wide, choice.scale_x, coarse, lam=smallest, rough=True)
             few = landmark_operators(self.rule, update, z, stored.landmarks, eta=float(choice.eta))
             return _Fitted(replace(stored, choice=choice), few)
+        update = recipe.update(wide, choice.scale_x, tolerance, lam=smallest)
         latents = recipe.latents(z, choice.scale_z, latent_tolerance(eta))
         ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
         operators = recipe.operators(update, latents, z, stored.lengths, **ridges)

@@ -24,7 +24,12 @@ from kbr.core.rules import Rule
 RESIDUAL = 1e-12  # the pairs' features stop here: fewer landmarks are then as good
 LATENT_SHARE = 0.1  # of eta: what the span of the latent features may leave out
 ROUNDING = 1e-13
-LATENT_RANK = 80  # at most so many latent features: the file holds their square
+LATENT_RANK = 64  # at most so many latent features: the file holds their square
+
+
+def landmark_tolerance(lam: float) -> float:
+    """Of the factor of G_X: the masses are good to a few digits, so more would be of no use."""
+    return min(max(1e-2 * lam**2, 1e-12), 1e-6)
 
 
 @dataclass(frozen=True, eq=False)
