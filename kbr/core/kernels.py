@@ -90,7 +90,7 @@ class Kernel:
         centre = b.mean(-2, keepdim=True)
         fixed = b - centre
         norms = fixed.square().sum(-1).unsqueeze(-2)
-        twice = 2 * fixed.mT
+        twice = (2 * fixed.mT).contiguous()
         width = torch.as_tensor(self.bandwidth, dtype=b.dtype, device=b.device)
         area = width.square()[..., None, None]
         rounding = 4 * math.sqrt(b.shape[-1]) * torch.finfo(b.dtype).eps
