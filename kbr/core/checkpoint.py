@@ -66,7 +66,7 @@ def read(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise KbrError(f"there is no checkpoint at {path}. Pass the path of a run's best.ckpt.")
-    if not zipfile.is_zipfile(path):
+    if not _is_archive(path):
         raise KbrError(
             f"{path} ({path.stat().st_size} bytes) is truncated or no checkpoint at all. Copy it "
             "again, or train again."
@@ -90,6 +90,13 @@ def read(path: str | Path) -> dict[str, Any]:
             "Use the version of kbr that wrote it, or train again."
         )
     return content
+
+
+def _is_archive(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # a damaged directory makes the question itself fail
+        return False
 
 
 def plain(value: Any) -> Any:

@@ -143,9 +143,9 @@ class KernelBayesFilter(StoredFilter):
         eta = float(torch.minimum(choice.eta, choice.lam_transition).min())
         wide, tolerance = x.to(torch.float64), observation_tolerance(smallest)
         if stored.landmarks is not None:
-            coarse = landmark_tolerance(smallest)
             rough = self.rule.SPARSE  # the other rule's lam is that of a squared operator
-            update = recipe.update(wide, choice.scale_x, coarse, lam=smallest, rough=rough)
+            tolerance = landmark_tolerance(smallest) if rough else tolerance
+            update = recipe.update(wide, choice.scale_x, tolerance, lam=smallest, rough=rough)
             few = landmark_operators(self.rule, update, z, stored.landmarks, eta=float(choice.eta))
             return Fitted(replace(stored, choice=choice), few)
         update = recipe.update(wide, choice.scale_x, tolerance, lam=smallest)
