@@ -225,7 +225,7 @@ def test_flipped_bytes_load_or_are_refused(tmp_path, seed):
         load_filter(tmp_path / "bad.ckpt")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     n=st.integers(2, 12),
     shape=st.sampled_from([(), (1,), (3,), (2, 2)]),
