@@ -1,32 +1,103 @@
 """Evaluate a finished run from its folder alone: same data, same checkpoint, same numbers."""
 
 import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
+from kbr.app.animation import animate
 from kbr.app.cli import stop
 from kbr.app.job import build, saved_config, trial_seeds, write_outcome
+from kbr.app.methods import Method, Outcome
+from kbr.app.own.problem import OwnData
+from kbr.app.problems import Filtering, Problem
 from kbr.app.run_figures import run_figures
-from kbr.app.run_folder import MANIFEST, write_bytes
+from kbr.app.run_folder import DATA, MANIFEST, write_bytes
+from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.errors import KbrError
 
+TASKS = ("run", "report", "compare")
 
-def evaluate_job(config: DictConfig) -> float:
+
+def evaluate_job(config: DictConfig) -> float | None:
     """The task function of evaluate.py."""
     try:
-        if config.run is None:
-            raise KbrError("say which run to evaluate: python evaluate.py run=outputs/...")
-        return evaluate_run(Path(config.run))
+        asked = [name for name in TASKS if config[name] is not None]
+        if len(asked) != 1:
+            raise KbrError(
+                f"say one thing to do: run=<run folder>, report=<folder> or compare=[a,b]; got "
+                f"{' and '.join(asked) or 'none of them'}."
+            )
+        out = None if config.out is None else Path(config.out)
+        if config.report is not None:
+            from kbr.app.rebuild import rebuild_report
+
+            rebuild_report(_paths(config.report), out)
+            return None
+        check_device(config.device)
+        if config.compare is not None:
+            from kbr.app.compare import compare_runs
+
+            compare_runs(_paths(config.compare), out, seed=config.data.seed, device=config.device)
+            return None
+        return evaluate_run(Path(config.run), seed=config.data.seed, device=config.device)
     except KbrError as error:
         stop(str(error))
         raise
 
 
-def evaluate_run(folder: Path) -> float:
+@dataclass(frozen=True, kw_only=True)
+class FreshTest(Filtering):
+    """The training data of a seed, with the test sequence of the seed `shift` further on."""
+
+    base: Filtering
+    shift: int
+
+    def data(self, seed: int) -> FilteringData:
+        own, other = self.base.data(seed), self.base.data(seed + self.shift)
+        if self.shift and torch.equal(own.z_test, other.z_test):
+            raise KbrError(
+                f"data={self.name} has the same test sequence whatever the seed. Leave out "
+                "data.seed."
+            )
+        return replace(own, x_test=other.x_test, z_test=other.z_test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """A run's model on test sequences; `seeds` are those of the sequences."""
+
+    config: DictConfig
+    problem: Problem
+    method: Method
+    seeds: list[int]
+    outcome: Outcome
+
+
+def evaluate_run(folder: Path, *, seed: int | None = None, device: str = "cpu") -> float:
     """Writes evaluation/ with metrics.json, results.csv, posterior.npz and figures."""
+    done = apply_model(folder, seed=seed, device=device)
+    problem, method, outcome = done.problem, done.method, done.outcome
+    target = folder / "evaluation" / ("" if seed is None else f"seed_{seed}")
+    metrics = write_outcome(target, problem, method.name, done.seeds, outcome)
+    _save_posterior(target / "posterior.npz", outcome)
+    run_figures(target / "figures", outcome)
+    animate(target / "figures" / "filter.gif", outcome)
+    fresh = "" if seed is None else f", fresh test sequences from seed {seed}"
+    print(f"{method.name} on {problem.name}, {len(done.seeds)} trial(s){fresh}")
+    print(f"  test/mse   {metrics['test/mse']:.6f}")
+    print(f"  written:   {target}")
+    return float(metrics["test/mse"])
+
+
+def apply_model(folder: Path, *, seed: int | None = None, device: str = "cpu") -> Evaluated:
+    """The checkpoint's model on its own test sequences, or on those of seed, seed + 1, ..."""
     saved = saved_config(folder)
     if not (folder / MANIFEST).is_file():
         raise KbrError(
@@ -35,19 +106,62 @@ def evaluate_run(folder: Path) -> float:
     torch.set_num_threads(saved.trainer.threads)
     seeds = trial_seeds(saved)
     problem, method = build(saved)
+    if isinstance(problem, OwnData):
+        problem.check_same(json.loads((folder / DATA).read_text()))
+    if seed is not None:
+        problem = _fresh(problem, seed - seeds[0])
+    if device != "cpu":
+        method = _on_device(method, device)
     outcome = method.evaluate(problem, seeds, folder)
-    target = folder / "evaluation"
-    metrics = write_outcome(target, problem, method.name, seeds, outcome)
+    tested = seeds if seed is None else [seed + i for i in range(len(seeds))]
+    return Evaluated(config=saved, problem=problem, method=method, seeds=tested, outcome=outcome)
+
+
+def check_device(device: str) -> None:
+    """Before any work: a device that is not there is one line of advice."""
+    if device not in ("cpu", "cuda"):
+        raise KbrError(f"device must be cpu or cuda; got {device!r}.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise KbrError("device=cuda, but PyTorch sees no CUDA device here. Use device=cpu.")
+
+
+def _on_device(method: Method, device: str) -> Method:
+    if not hasattr(method, "device"):
+        raise KbrError(
+            f"device={device} is for trained networks; model={method.name} has none and runs on "
+            "the CPU. Leave device=cpu."
+        )
+    moved: Method = replace(method, device=device)  # type: ignore[type-var]
+    return moved
+
+
+def _fresh(problem: Problem, shift: int) -> Problem:
+    if isinstance(problem, OwnData):
+        raise KbrError(
+            f"data.seed asks for fresh test sequences; data={problem.name} is a recording, whose "
+            "test rows are all there are. Leave out data.seed."
+        )
+    if not isinstance(problem, Filtering):
+        raise KbrError(
+            f"data.seed asks for fresh test sequences; data={problem.name} has none (its seed "
+            "decides the distribution itself). Leave out data.seed, or train with another seed."
+        )
+    shared = {f.name: getattr(problem, f.name) for f in fields(Filtering)}
+    return FreshTest(**shared, base=problem, shift=shift)
+
+
+def _paths(given: str | Sequence[str]) -> list[Path]:
+    """One folder or several, as they come from the command line."""
+    several = isinstance(given, list | tuple | ListConfig)
+    return [Path(str(one)) for one in (given if several else [given])]
+
+
+def _save_posterior(path: Path, outcome: Outcome) -> None:
     assert outcome.cov is not None
-    _save_posterior(target / "posterior.npz", outcome.mean, outcome.cov, outcome.truth)
-    run_figures(target / "figures", outcome)
-    print(f"{method.name} on {problem.name}, {len(seeds)} trial(s)")
-    print(f"  test/mse   {metrics['test/mse']:.6f}")
-    print(f"  written:   {target}")
-    return float(metrics["test/mse"])
-
-
-def _save_posterior(path: Path, mean: torch.Tensor, cov: torch.Tensor, truth: torch.Tensor) -> None:
+    arrays = {"mean": outcome.mean, "cov": outcome.cov, "truth": outcome.truth}
+    content: dict[str, Any] = {name: value.numpy() for name, value in arrays.items()}
+    if outcome.labels is not None:
+        content["labels"] = np.array(outcome.labels)
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, mean=mean.numpy(), cov=cov.numpy(), truth=truth.numpy())
+    np.savez_compressed(buffer, **content)
     write_bytes(path, buffer.getvalue())

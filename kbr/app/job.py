@@ -1,7 +1,6 @@
 """One training run: build, run all trials, write the run folder, say what came out."""
 
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +16,13 @@ from omegaconf import DictConfig, OmegaConf
 from kbr.app.cli import stop
 from kbr.app.methods import Method, Outcome
 from kbr.app.monitoring import log_outcome
+from kbr.app.own.problem import OwnData
 from kbr.app.problems import Problem
 from kbr.app.run_figures import run_figures
 from kbr.app.run_folder import (
     BEST,
+    DATA,
+    FAILURE,
     MANIFEST,
     METRICS,
     RESULTS,
@@ -35,7 +37,14 @@ from kbr.app.uncertainty_figures import uncertainty_metrics
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 
-FAILURE = "failure.txt"
+SHOWN = (
+    "val/mse",
+    "val/mse_standardised",
+    "test/angular_error_degrees",
+    "test/mse_of_zero",
+    "test/mse_of_mean",
+    "test/mse_of_raw_kernel",
+)
 
 
 def train_job(config: DictConfig) -> float | None:
@@ -44,9 +53,9 @@ def train_job(config: DictConfig) -> float | None:
     folder = Path(hydra.runtime.output_dir)
     sweeping = hydra.mode == RunMode.MULTIRUN
     if sweeping and is_finished(folder, config):
-        print(f"  {folder.name}: already finished, skipped")
-        return None
-    (folder / FAILURE).unlink(missing_ok=True)
+        return None  # the sweep's own line says so
+    for name in (FAILURE, MANIFEST):  # of other settings
+        (folder / name).unlink(missing_ok=True)
     try:
         return _run(config, folder, sweeping)
     except KbrError as error:
@@ -54,7 +63,6 @@ def train_job(config: DictConfig) -> float | None:
             _remove_if_empty(folder)
             stop(str(error))
         (folder / FAILURE).write_text(f"{error}\n")
-        print(f"  {folder.name}: failed: {error}", file=sys.stderr)
         return None
 
 
@@ -75,18 +83,33 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     outcome = method.run(problem, seeds, context)
     seconds = time.perf_counter() - started
     metrics = write_outcome(folder, problem, method.name, seeds, outcome)
+    if isinstance(problem, OwnData):
+        write_json(folder / DATA, problem.record())
     if outcome.state:  # trained models have written theirs already
         checkpoint.save(folder / BEST, outcome.state)
-    log_outcome(folder, metrics, run_figures(folder / "figures", outcome))
-    write_json(folder / MANIFEST, {**manifest(config), "seconds": round(seconds, 3)})
-    _report(folder, method.name, metrics, outcome, sweeping, seconds)
+    pictures = run_figures(folder / "figures", outcome, quick=sweeping)
+    if config.logger.name == "tensorboard":
+        log_outcome(folder, config, metrics, outcome, pictures)
+    made = {
+        "seconds": round(seconds, 3),
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "notes": list(outcome.notes),
+    }
+    write_json(folder / MANIFEST, {**manifest(config), **made})
+    if not sweeping:
+        _report(folder, metrics, outcome, seconds)
     return float(metrics["test/mse"])
 
 
 def build(config: DictConfig) -> tuple[Problem, Method]:
-    """The problem and the method that a config describes; our own errors come through."""
+    """The problem and the method that a config describes."""
+    return construct(config.data.problem), construct(config.model, _convert_="all")
+
+
+def construct(config: DictConfig, **settings: Any) -> Any:
+    """What a config describes; our own errors come through."""
     try:
-        return instantiate(config.data.problem), instantiate(config.model, _convert_="all")
+        return instantiate(config, **settings)
     except InstantiationException as error:
         if isinstance(error.__cause__, KbrError):
             raise error.__cause__ from None
@@ -112,15 +135,19 @@ def write_outcome(
         "test/trials": len(seeds),
         "fit/seconds": outcome.fit_seconds,
         "filter/seconds_per_step": outcome.test_seconds / steps,
+        **problem.extra_metrics(outcome.mean, outcome.truth),
         **outcome.info,
     }
     if outcome.evidence is not None:
         metrics["test/steps_without_evidence"] = int((~outcome.evidence).sum())
         metrics |= uncertainty_metrics(outcome)
     for name, values in outcome.chosen.items():
-        key = "val/mse" if name == "val_mse" else f"chosen/{name}"
+        key = f"val/{name[4:]}" if name.startswith("val_") else f"chosen/{name}"
         if not bool(values.isnan().any()):
             metrics[key] = float(values.double().mean())
+    rmse = (outcome.mean - outcome.truth).square().mean(-2).sqrt()  # [trials, dz]
+    for name, values in zip(outcome.labels or (), rmse.unbind(-1), strict=False):
+        metrics[f"test/rmse/{name}"] = float(values.mean())
     rows = [
         {
             **problem.columns(),
@@ -128,6 +155,7 @@ def write_outcome(
             "seed": seed,
             **{name: _tidy(float(values[i])) for name, values in outcome.chosen.items()},
             "mse": float(mse[i]),
+            **{f"rmse {n}": float(rmse[i, k]) for k, n in enumerate(outcome.labels or ())},
             "seconds": round((outcome.fit_seconds + outcome.test_seconds) / len(seeds), 4),
         }
         for i, seed in enumerate(seeds)
@@ -141,34 +169,28 @@ def _tidy(value: float) -> float | str:
     return "" if value != value else float(f"{value:.6g}")
 
 
-def _report(
-    folder: Path,
-    model: str,
-    metrics: dict[str, Any],
-    outcome: Outcome,
-    sweeping: bool,
-    seconds: float,
-) -> None:
+def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: float) -> None:
     line = f"{metrics['test/mse']:.4f}"
     if metrics["test/trials"] > 1:
         line += f" ± {metrics['test/mse_stderr']:.4f}"
-    if sweeping:
-        print(f"  {folder.name:<44} mse {line:<18} {seconds:6.1f} s")
-        return
-    print(f"\n  test/mse   {line}   ({seconds:.1f} s)")
-    for name in ("val/mse", "test/mse_of_zero", "test/mse_of_raw_kernel"):
-        if name in metrics:
-            print(f"  {name:<10} {metrics[name]:.4f}")
+    shown = [name for name in SHOWN if name in metrics]
+    width = max(map(len, ["test/mse  ", *shown]))
+    print(f"\n  {'test/mse':<{width}} {line}   ({seconds:.1f} s)")
+    for name in shown:
+        print(f"  {name:<{width}} {metrics[name]:.4f}")
+    for label in outcome.labels or ():
+        print(f"  {'test/rmse':<{width}} {metrics[f'test/rmse/{label}']:<8.4g} {label}")
     if "filter/engine" in metrics:
-        print(f"  engine     {metrics['filter/engine']}")
+        print(f"  {'engine':<{width}} {metrics['filter/engine']}")
     for note in outcome.notes:
         print(f"  note: {note}")
-    if outcome.notes:
+    if any("edge" in note for note in outcome.notes):
         print("  widen these grids (model.scales, model.lams, ...) if the error matters")
-    shown = _shown(folder)
-    print(f"\n  run folder:  {shown}")
-    print(f"  evaluate:    python evaluate.py run={shown}")
-    print(f"  monitor:     tensorboard --logdir {shown}")
+    place = _shown(folder)
+    print(f"\n  run folder:  {place}")
+    print(f"  evaluate:    python evaluate.py run={place}")
+    if (folder / "tensorboard").is_dir():
+        print(f"  monitor:     tensorboard --logdir {place}")
 
 
 def _shown(folder: Path) -> Path:

@@ -1,38 +1,52 @@
 """Models whose network is trained: one training for each seed, then an outcome like any other."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
 
-from kbr.app.methods import Outcome, calibrated_cov
-from kbr.app.problems import Filtering, Problem
+from kbr.app.calibrated import Remembered, calibrated_cov
+from kbr.app.image_figures import encoder_figure
+from kbr.app.methods import Outcome
+from kbr.app.problems import Filtering, PosteriorMean, Problem, Sequential
 from kbr.app.run_folder import BEST, RunContext
-from kbr.core.datasets.dynamics import FilteringData
+from kbr.app.view import View, spread_out
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.result import FilterResult, mean_squared_error
+from kbr.training.encoders import MLP
+from kbr.training.gaze import LogGaze
+from kbr.training.learned_filter import LearnedFilter
 from kbr.training.progress import EpochBar, quiet_lightning
 from kbr.training.trained_filter import TrainedFilter
+
+GAZE_FRAMES = 4  # training frames on which TensorBoard shows what the encoder looks at
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedMethod:
-    """A trained filter; with `compare_raw` the kernel filter on raw observations runs beside it."""
+    """A trained filter; with `compare_raw` the kernel filter on raw observations runs beside it.
+
+    `device` is where the network runs when it is evaluated; training has the trainer's.
+    """
 
     name: str
     filter: TrainedFilter
     compare_raw: bool = False
+    device: str = "cpu"
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
-        self._check(problem)
-        assert isinstance(problem, Filtering)
+        problem = self._sequential(problem)
+        filt, notes = self._suited(problem)
         quiet_lightning()
         parts, raw, started = [], [], time.perf_counter()
+        edges: list[str] = []
         spent = 0.0
         for seed in seeds:
             data = problem.data(seed)
@@ -40,7 +54,7 @@ class TrainedMethod:
             resume = context.resume and _trial_folder(context.resume, seed, seeds)
             if resume and not (resume / "checkpoints" / "last.ckpt").is_file():
                 resume = None  # this trial had not begun
-            self.filter.fit(
+            filt.fit(
                 data.x_train,
                 data.z_train,
                 seed=seed,
@@ -49,38 +63,83 @@ class TrainedMethod:
                     **context.trainer,
                     "logger": instantiate(context.logger)(save_dir=folder),
                     "enable_progress_bar": False,
-                    "callbacks": [] if context.quiet else [EpochBar(f"{self.name} seed {seed}")],
+                    "callbacks": []
+                    if context.quiet
+                    else self._callbacks(problem, data.x_train, seed),
                 },
                 resume=resume,
             )
+            edges += filt.edges
             began = time.perf_counter()
-            result = self.filter.filter(data.x_test)
+            remembered = Remembered(filt)
+            result, truth = problem.test(remembered, data)  # type: ignore[arg-type]
             spent += time.perf_counter() - began
-            parts.append(_part(self.filter, result, data))
+            parts.append(_part(remembered, problem, data, result, truth))
             if self.compare_raw:
-                made = KernelBayesFilter().fit(data.x_train, data.z_train)
-                raw.append(mean_squared_error(made.filter(data.x_test).mean, data.z_test))
-        info: dict[str, Any] = {"fit/epochs": self.filter.n_epochs}
+                plain = KernelBayesFilter().fit(data.x_train, data.z_train)
+                result, truth = problem.test(plain, data)  # type: ignore[arg-type]
+                raw.append(mean_squared_error(result.mean, truth))
+        info: dict[str, Any] = {"fit/epochs": filt.n_epochs, **problem.info()}
         if raw:
             info["test/mse_of_raw_kernel"] = float(torch.stack(raw).mean())
-        return _stack(parts, time.perf_counter() - started - spent, spent, info)
+        made = _stack(parts, time.perf_counter() - started - spent, spent, info)
+        return replace(
+            made,
+            labels=problem.labels,
+            notes=(*notes, *_counted(edges, len(seeds))),
+            view=cache(lambda: self._view(problem, seeds, context.folder)),
+        )
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
-        self._check(problem)
-        assert isinstance(problem, Filtering)
+        problem = self._sequential(problem)
         parts, began = [], time.perf_counter()
         for seed in seeds:
             data = problem.data(seed)
-            loaded = type(self.filter).load(_trial_folder(folder, seed, seeds) / BEST)
-            parts.append(_part(loaded, loaded.filter(data.x_test), data))
-        return _stack(parts, 0.0, time.perf_counter() - began, {})
+            loaded = self._load(problem, seed, seeds, folder)
+            loaded.to(self.device)
+            remembered = Remembered(loaded)
+            result, truth = problem.test(remembered, data)  # type: ignore[arg-type]
+            parts.append(_part(remembered, problem, data, result, truth))
+        made = _stack(parts, 0.0, time.perf_counter() - began, problem.info())
+        view = cache(lambda: self._view(problem, seeds, folder))
+        return replace(made, labels=problem.labels, view=view)
 
-    def _check(self, problem: Problem) -> None:
-        if not isinstance(problem, Filtering):
+    def _view(self, problem: Sequential, seeds: Sequence[int], folder: Path) -> View:
+        loaded = self._load(problem, seeds[0], seeds, folder)
+        weighing = loaded if isinstance(loaded, LearnedFilter) else None
+        return problem.view(problem.data(seeds[0]), weighing, loaded.gaze)  # type: ignore[arg-type]
+
+    def _load(
+        self, problem: Sequential, seed: int, seeds: Sequence[int], folder: Path
+    ) -> TrainedFilter:
+        path = _trial_folder(folder, seed, seeds) / BEST
+        return type(self.filter).load(path, encoder=self._suited(problem)[0].encoder)
+
+    def _callbacks(self, problem: Sequential, x_train: Any, seed: int) -> list[Any]:
+        rows = [x_train] if isinstance(x_train, torch.Tensor) else x_train
+        frames = [frame for piece in rows for frame in piece]
+        few = torch.stack([frames[i] for i in spread_out(GAZE_FRAMES, len(frames))])
+
+        def draw(x: torch.Tensor, *found: torch.Tensor) -> Any:
+            return encoder_figure(problem.as_recorded(x), *found)
+
+        return [EpochBar(f"{self.name} seed {seed}"), LogGaze(few, draw)]
+
+    def _sequential(self, problem: Problem) -> Sequential:
+        if isinstance(problem, PosteriorMean):
             raise KbrError(
                 f"model={self.name} is a filter; data={problem.name} has no sequences. Use "
                 "model=iw, iw_paper, original or iw_true_ratio, or another data."
             )
+        return problem
+
+    def _suited(self, problem: Sequential) -> tuple[TrainedFilter, tuple[str, ...]]:
+        """The filter with an encoder that takes these observations: own vectors need the MLP."""
+        encoder = self.filter.encoder
+        kind = encoder.func if isinstance(encoder, partial) else encoder
+        if isinstance(problem, Filtering) or problem.recording.has_images or kind is MLP:
+            return self.filter, ()
+        return replace(self.filter, encoder=partial(MLP)), ("x are vectors: encoder=mlp is used",)
 
 
 def _trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:
@@ -88,13 +147,26 @@ def _trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:
     return folder if len(seeds) == 1 else folder / f"seed_{seed}"
 
 
+def _counted(edges: Sequence[str], trials: int) -> tuple[str, ...]:
+    """Notes of single trainings, each `... in 1 of 1`, as one for all of them."""
+    counts = Counter(note.removesuffix(" in 1 of 1") for note in edges)
+    return tuple(f"{note} in {count} of {trials}" for note, count in counts.items())
+
+
 Part = tuple[FilterResult, torch.Tensor, dict[str, float], torch.Tensor | None]
 
 
-def _part(filt: TrainedFilter, result: FilterResult, data: FilteringData) -> Part:
+def _part(
+    remembered: Remembered,
+    problem: Sequential,
+    data: Any,
+    result: FilterResult,
+    truth: torch.Tensor,
+) -> Part:
     """One trial: beliefs, truth, what was chosen, calibrated covariances."""
-    chosen = {**filt.chosen, "val_mse": filt.val_mse}
-    return result, data.z_test, chosen, calibrated_cov(filt, result, len(data.z_train))
+    filt = remembered.made
+    chosen = {**filt.chosen, problem.val_name: filt.val_mse}
+    return result, truth, chosen, calibrated_cov(remembered, problem, data)
 
 
 def _stack(

@@ -1,5 +1,6 @@
 """How every picture looks: one colour, marker and dash for each model, everywhere."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+
+from kbr.app.run_folder import write_bytes
 
 # Okabe and Ito's palette: distinct to colour-blind readers; markers and dashes survive greyscale.
 STYLES: dict[str, dict[str, Any]] = {
@@ -22,17 +25,23 @@ STYLES: dict[str, dict[str, Any]] = {
     "ukf": {"color": "#999933", "marker": "+", "linestyle": ":"},
     "particle": {"color": "#000000", "marker": "*", "linestyle": "-."},
 }
-OTHER = {"color": "#882255", "marker": ".", "linestyle": "-"}
-RC: Any = {
-    "figure.dpi": 130,
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-    "svg.hashsalt": "kbr",
-}
+# For models that have no colour of their own: variants of a sweep, a user's models.
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"color": "#882255", "marker": ".", "linestyle": "-"},
+    {"color": "#44AA99", "marker": "h", "linestyle": "--"},
+    {"color": "#AA4499", "marker": "<", "linestyle": "-."},
+    {"color": "#117733", "marker": ">", "linestyle": ":"},
+    {"color": "#6699CC", "marker": "p", "linestyle": "-"},
+    {"color": "#332288", "marker": "d", "linestyle": "--"},
+)
+STYLE = Path(__file__).with_name("kbr.mplstyle")
+
+
+def styles_of(models: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Each model's own style; those without one take turns through the others."""
+    unknown = [name for name in models if name not in STYLES]
+    turns = {name: OTHERS[i % len(OTHERS)] for i, name in enumerate(unknown)}
+    return {name: STYLES.get(name) or turns[name] for name in models}
 
 
 def save(figure: Any, path: Path, kinds: Sequence[str]) -> list[Path]:
@@ -40,7 +49,9 @@ def save(figure: Any, path: Path, kinds: Sequence[str]) -> list[Path]:
     written = []
     for kind in kinds:
         target = path.with_suffix(f".{kind}")
-        figure.savefig(target, metadata={"Date": None} if kind == "svg" else None)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        write_bytes(target, buffer.getvalue())
         written.append(target)
     plt.close(figure)
     return written

@@ -1,6 +1,7 @@
 """Tables over trials: mean, standard error, median, and paired tests between models."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,42 +9,103 @@ from scipy.stats import wilcoxon
 
 STARS = ((1e-4, "****"), (1e-3, "***"), (1e-2, "**"), (5e-2, "*"))
 TEST_FROM = 6  # with fewer pairs the signed-rank test cannot reach p < .05
+SHOWN_COLUMNS = 6  # of a table that is 80 characters wide
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedTest:
+    """A two-sided Wilcoxon signed-rank test over common seeds; `note` says what it could not do."""
+
+    p: float | None
+    pairs: int
+    difference: float | None  # mean of a - b
+    note: str = ""
+
+
+def paired_test(a: Mapping[int, float], b: Mapping[int, float]) -> PairedTest:
+    """Compare two models seed by seed; equal pairs are dropped, as Wilcoxon does, and counted."""
+    seeds = sorted(a.keys() & b.keys())
+    differences = np.array([a[s] - b[s] for s in seeds])
+    equal = int((differences == 0).sum())
+    p, note = None, ""
+    if len(seeds) < TEST_FROM:
+        note = f"fewer than {TEST_FROM} pairs"
+    elif equal == len(seeds):
+        note = "all equal"
+    elif len(seeds) - equal < TEST_FROM:
+        note = f"fewer than {TEST_FROM} pairs differ"
+    else:
+        p = float(wilcoxon(differences).pvalue)
+        note = f"{equal} of {len(seeds)} equal, dropped" if equal else ""
+    if len(seeds) < max(len(a), len(b)):
+        note = "; ".join(filter(None, [note, "seeds differ, common ones paired"]))
+    difference = float(differences.mean()) if seeds else None
+    return PairedTest(p=p, pairs=len(seeds), difference=difference, note=note)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction for testing several hypotheses at once.
+
+    Math: p'_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)), p sorted ascending, m of them.
+    Ref:  Holm 1979.
+    """
+    order = np.argsort(p_values, kind="stable")
+    corrected, floor = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        floor = max(floor, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = floor
+    return corrected
+
+
+def standard_error(errors: np.ndarray) -> float:
+    """Of the mean; 0 for a single trial, which tells nothing about it."""
+    return float(errors.std(ddof=1) / len(errors) ** 0.5) if len(errors) > 1 else 0.0
 
 
 def summarize(
-    rows: Sequence[dict[str, str]], x: str, reference: str | None
+    rows: Sequence[Mapping[str, str]], x: str | None, reference: str | None
 ) -> list[dict[str, Any]]:
-    """One row for each data set, x and model; p-values are paired by seed against `reference`."""
-    cells: dict[tuple[str, float, str], dict[int, float]] = {}
+    """One row for each data set, x and model, tested by seed against `reference` at the same x.
+
+    p_holm is corrected over all comparisons of the row's data set.
+    """
+    cells: dict[tuple[str, float | None, str], dict[int, float]] = {}
     for row in rows:
-        key = (row["data"], float(row[x]), row["model"])
+        key = (row["data"], None if x is None else float(row[x]), row["model"])
         cells.setdefault(key, {})[int(row["seed"])] = float(row["mse"])
     table = []
     for (data, at, model), by_seed in cells.items():
         errors = np.array(list(by_seed.values()))
-        entry: dict[str, Any] = {
-            "data": data,
-            x: int(at) if at == int(at) else at,
+        entry: dict[str, Any] = {"data": data}
+        if x is not None and at is not None:
+            entry[x] = int(at) if at == int(at) else at
+        entry |= {
             "model": model,
             "trials": len(errors),
             "mean": float(errors.mean()),
-            "stderr": float(errors.std(ddof=1) / len(errors) ** 0.5) if len(errors) > 1 else 0.0,
+            "stderr": standard_error(errors),
             "median": float(np.median(errors)),
+            "p_value": None,
+            "p_holm": None,
+            "pairs": None,
+            "note": "",
         }
         against = cells.get((data, at, reference)) if reference else None
         if against is not None and model != reference:
-            entry["p_value"] = paired_p(by_seed, against)
+            test = paired_test(by_seed, against)
+            entry |= {"p_value": test.p, "pairs": test.pairs, "note": test.note}
         table.append(entry)
+    _correct(table)
     return table
 
 
-def paired_p(a: dict[int, float], b: dict[int, float]) -> float | None:
-    """Two-sided Wilcoxon signed-rank p-value over the common seeds; None where it cannot tell."""
-    seeds = sorted(a.keys() & b.keys())
-    differences = np.array([a[s] - b[s] for s in seeds])
-    if len(seeds) < TEST_FROM or not differences.any():
-        return None
-    return float(wilcoxon(differences).pvalue)
+def _correct(table: list[dict[str, Any]]) -> None:
+    """Fill p_holm, data set by data set."""
+    for data in dict.fromkeys(row["data"] for row in table):
+        tested = [row for row in table if row["data"] == data and row["p_value"] is not None]
+        corrected = holm([row["p_value"] for row in tested])
+        for row, value in zip(tested, corrected, strict=True):
+            row["p_holm"] = value
 
 
 def stars(p: float | None) -> str:
@@ -51,25 +113,54 @@ def stars(p: float | None) -> str:
     return "" if p is None else next((mark for limit, mark in STARS if p < limit), "")
 
 
-def format_table(table: Sequence[dict[str, Any]], x: str, reference: str | None) -> str:
-    """Models as rows, x as columns, 80 characters wide; stars are against `reference`."""
+def format_table(table: Sequence[Mapping[str, Any]], x: str | None, reference: str | None) -> str:
+    """Models as rows, x as columns, at most 80 characters wide; stars are against `reference`."""
     lines = []
     for data in dict.fromkeys(row["data"] for row in table):
         mine = [row for row in table if row["data"] == data]
-        columns = sorted({row[x] for row in mine})
-        lines.append(f"\n{data}: mean MSE by {x}")
-        lines.append(f" {'':<13}" + "".join(f"{c:>11}" for c in columns))
-        for model in dict.fromkeys(row["model"] for row in mine):
-            values = {row[x]: row for row in mine if row["model"] == model}
-            cells = [_cell(values.get(c)) for c in columns]
-            lines.append(f" {model:<13}" + "".join(f"{cell:>11}" for cell in cells))
-    if reference and any("p_value" in row for row in table):
-        lines.append(f"\n  stars: differs from {reference}, paired Wilcoxon signed-rank test")
-        lines.append("  * p < .05, ** p < .01, *** p < .001, **** p < .0001")
+        lines.append(f"\n{data}: mean MSE" + (f" by {x}" if x else ""))
+        lines += _single(mine) if x is None else _blocks(mine, x)
+    lines += legend(table, reference)
     return "\n".join(lines)
 
 
-def _cell(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return "-"
-    return f"{row['mean']:.4f}"[:6] + stars(row.get("p_value"))
+def legend(table: Sequence[Mapping[str, Any]], reference: str | None) -> list[str]:
+    """What the stars mean, and what could not be tested."""
+    compared = [row for row in table if row["pairs"] is not None]
+    if not compared:
+        return []
+    lines = [
+        f"\n  stars: differs from {reference}",
+        "  paired Wilcoxon signed-rank test, Holm-corrected over a data set's comparisons",
+        "  * p < .05, ** p < .01, *** p < .001, **** p < .0001",
+    ]
+    notes = [row["note"] for row in compared if row["note"]]
+    for note in dict.fromkeys(notes):
+        lines.append(f"  {notes.count(note)} of {len(compared)} comparisons: {note}")
+    return lines
+
+
+def _single(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    width = max(13, *(len(row["model"]) for row in rows))
+    return [f" {row['model']:<{width}}{_cell(row):>11} ± {row['stderr']:.4f}" for row in rows]
+
+
+def _blocks(rows: Sequence[Mapping[str, Any]], x: str) -> list[str]:
+    """Columns that do not fit side by side go into further blocks."""
+    columns = sorted({row[x] for row in rows})
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    width = max(13, *(len(model) for model in models))
+    fit = max(1, min(SHOWN_COLUMNS, (79 - width) // 11))
+    lines = []
+    for start in range(0, len(columns), fit):
+        part = columns[start : start + fit]
+        lines.append(f" {'':<{width}}" + "".join(f"{c:>11}" for c in part))
+        for model in models:
+            values = {row[x]: row for row in rows if row["model"] == model}
+            cells = [_cell(values.get(c)) for c in part]
+            lines.append(f" {model:<{width}}" + "".join(f"{cell:>11}" for cell in cells))
+    return lines
+
+
+def _cell(row: Mapping[str, Any] | None) -> str:
+    return "-" if row is None else f"{row['mean']:.4f}"[:6] + stars(row["p_holm"])

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
 
 from kbr.app.methods import Outcome
-from kbr.app.style import RC, save
+from kbr.app.style import STYLE, save
+from kbr.app.view import coordinate_names
 from kbr.core.uncertainty import (
     coverage,
     gaussian_crps,
@@ -21,9 +21,9 @@ CALIBRATED, RAW = "#0072B2", "#E69F00"
 
 def uncertainty_metrics(outcome: Outcome) -> dict[str, float]:
     """Coverage of 90 % regions, CRPS and energy score of the calibrated beliefs, averaged."""
-    if outcome.cov is None:
+    if outcome.cov is None or outcome.shown_cov is None:
         return {}
-    mean, cov, truth = (t.double() for t in (outcome.mean, _best(outcome), outcome.truth))
+    mean, cov, truth = (t.double() for t in (outcome.mean, outcome.shown_cov, outcome.truth))
     raw = coverage(mean, outcome.cov.double(), truth, level=0.9)
     return {
         "test/coverage_90": float(coverage(mean, cov, truth, level=0.9).mean()),
@@ -41,17 +41,12 @@ def uncertainty_figures(folder: Path, outcome: Outcome) -> list[Path]:
     return [_coverage(folder / "coverage", outcome), _pit(folder / "pit", outcome)]
 
 
-def _best(outcome: Outcome) -> torch.Tensor:
-    assert outcome.cov is not None
-    return outcome.cov if outcome.calibrated is None else outcome.calibrated
-
-
 def _coverage(path: Path, outcome: Outcome) -> Path:
     mean, truth = outcome.mean.double(), outcome.truth.double()
     curves = [("covariance of the weights", outcome.cov, RAW, "--", "s")]
     if outcome.calibrated is not None:
         curves.append(("calibrated", outcome.calibrated, CALIBRATED, "-", "o"))
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         figure, axis = plt.subplots(figsize=(3.8, 3.6))
         axis.plot([0, 1], [0, 1], color="#000000", lw=1)
         for label, cov, colour, dash, marker in curves:
@@ -65,8 +60,11 @@ def _coverage(path: Path, outcome: Outcome) -> Path:
 
 
 def _pit(path: Path, outcome: Outcome) -> Path:
-    values = gaussian_pit(outcome.mean.double(), _best(outcome).double(), outcome.truth.double())
-    with plt.rc_context(RC):
+    assert outcome.shown_cov is not None
+    cov = outcome.shown_cov.double()
+    values = gaussian_pit(outcome.mean.double(), cov, outcome.truth.double())
+    names = coordinate_names(outcome.labels, values.shape[-1])
+    with plt.style.context(STYLE):
         dz = values.shape[-1]
         figure, axes = plt.subplots(
             1, dz, figsize=(max(3.8, 2.6 * dz), 2.4), sharey=True, squeeze=False
@@ -75,7 +73,7 @@ def _pit(path: Path, outcome: Outcome) -> Path:
             shown = values[..., k].flatten().clamp(0, 1).numpy()
             axis.hist(shown, bins=np.linspace(0, 1, 11), density=True, color=CALIBRATED, alpha=0.6)
             axis.axhline(1, color="#000000", lw=1)
-            axis.set_xlabel(f"PIT of $z_{k + 1}$")
+            axis.set_xlabel(f"PIT of {names[k]}")
         axes[0, 0].set_ylabel("density")
         figure.tight_layout()
         return save(figure, path, ("png",))[0]

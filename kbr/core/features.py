@@ -132,6 +132,31 @@ class Nystroem:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KernelPCA:
+    """Features along the leading eigenvectors of the Gram matrix: the best of their number.
+
+    Math: G = U diag(l) U',  psi(x) = diag(l)^-1/2 U' k(X, x), the leading l alone.
+    Ref:  Schölkopf et al. 1998 (without centring).
+    """
+
+    kernel: Kernel = field(default_factory=Gaussian)
+    n_features: int = 64
+
+    def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
+        kernel = self.kernel.fit(points)
+        values, vectors = torch.linalg.eigh(kernel(points, points))
+        values, vectors = values[..., -self.n_features :], vectors[..., -self.n_features :]
+        floor = 1e-12 * values.amax(-1, keepdim=True)
+        scale = torch.where(values > floor, values.clamp_min(floor).rsqrt(), 0.0)
+        axes = vectors * scale.unsqueeze(-2)
+        return Features(
+            vectors * values.clamp_min(0).sqrt().unsqueeze(-2),
+            lambda query: kernel(query.to(points), points) @ axes,
+            kernel,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RandomFourier:
     """Random Fourier features of a stationary kernel, orthogonal by default.
 

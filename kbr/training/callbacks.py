@@ -1,4 +1,4 @@
-"""One callback: remembers the best weights, stops early, and writes last.ckpt."""
+"""One callback: remembers the weights to keep, stops early, and writes last.ckpt."""
 
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,17 @@ from kbr.core.checkpoint import write_atomically
 
 
 class KeepBest(lightning.Callback):
-    """Best weights by `val/mse`, early stopping, and a checkpoint every so many epochs.
+    """Good weights by `val/mse`, early stopping, and a checkpoint every so many epochs.
 
-    All of its state is in last.ckpt, the best weights too: a run continued from there ends like
-    one that was never interrupted.
+    A few hundred validation steps give a noisy error, and an early look can be lucky: later weights
+    are kept unless their error is more than `slack` (a share) above the best one seen. `patience`
+    such looks in a row end the training. All of its state is in last.ckpt, the kept weights too: a
+    run continued from there ends like one that was never interrupted.
     """
 
-    def __init__(self, path: Path, *, patience: int, every: int) -> None:
-        self.path, self.patience, self.every = path, patience, every
-        self.score = float("inf")
+    def __init__(self, path: Path, *, patience: int, every: int, slack: float = 0.0) -> None:
+        self.path, self.patience, self.every, self.slack = path, patience, every, slack
+        self.best = self.score = float("inf")
         self.epoch = 0
         self.waited = 0
         self.finished = False
@@ -28,7 +30,8 @@ class KeepBest(lightning.Callback):
         self, trainer: lightning.Trainer, module: lightning.LightningModule
     ) -> None:
         score = float(trainer.callback_metrics["val/mse"])
-        if score < self.score:
+        self.best = min(self.best, score)
+        if score < self.score or score <= (1 + self.slack) * self.best:
             self.score, self.epoch, self.waited = score, trainer.current_epoch + 1, 0
             self.weights = {
                 name: value.detach().cpu().clone() for name, value in module.state_dict().items()
@@ -57,6 +60,7 @@ class KeepBest(lightning.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "best": self.best,
             "score": self.score,
             "epoch": self.epoch,
             "waited": self.waited,

@@ -60,6 +60,10 @@ class SoftArgmaxCNN(nn.Module):
         """Where each heat map looks: (u, v), u to the right and v downwards."""
         return expected_coordinates(self.maps(x))
 
+    def heat_maps(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k i j"]:
+        """How much each heat map looks at each pixel; a map sums to one."""
+        return heat(self.maps(x))
+
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
         psi: Tensor = self.head(self.coordinates(x).flatten(1))
         return psi
@@ -126,13 +130,18 @@ class ResNet(nn.Module):
         return psi
 
 
-def expected_coordinates(maps: Float[Tensor, "b k h w"]) -> Float[Tensor, "b k 2"]:
-    """The mean place (u, v) of softmax(maps), each coordinate in [-1, 1]."""
-    height, width = maps.shape[-2:]
+def heat(maps: Float[Tensor, "b k h w"]) -> Float[Tensor, "b k h w"]:
+    """Softmax over the pixels of every map."""
     flat = maps.flatten(-2)
     # Below this depth probabilities and their gradients are denormal, ten times slower on a CPU.
     floor = flat.detach().amax(-1, keepdim=True) - DEPTH
-    q = flat.maximum(floor).softmax(-1).reshape(maps.shape)
+    return flat.maximum(floor).softmax(-1).reshape(maps.shape)
+
+
+def expected_coordinates(maps: Float[Tensor, "b k h w"]) -> Float[Tensor, "b k 2"]:
+    """The mean place (u, v) of softmax(maps), each coordinate in [-1, 1]."""
+    height, width = maps.shape[-2:]
+    q = heat(maps)
     u = torch.linspace(-1, 1, width, dtype=q.dtype, device=q.device)
     v = torch.linspace(-1, 1, height, dtype=q.dtype, device=q.device)
     return torch.stack([q.sum(-2) @ u, q.sum(-1) @ v], -1)

@@ -1,5 +1,6 @@
 """The LSTM baseline: the latent from the last few frames, with the same encoder."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,18 +48,25 @@ class LSTMModule(SequenceModule):
         padded = torch.cat([psi[:1].expand(self.window - 1, -1), psi])
         return padded.unfold(0, self.window, 1).mT
 
-    def predict_scaled(self, psi: Float[Tensor, "t d"]) -> Float[Tensor, "t dz"]:
-        states, _ = self.lstm(self.windows(psi))
+    def predict_scaled(
+        self, psi: Float[Tensor, "t d"], lengths: Sequence[int]
+    ) -> Float[Tensor, "t dz"]:
+        """Windows never cross from one sequence to the next."""
+        windows = torch.cat([self.windows(part) for part in torch.split(psi, list(lengths))])
+        states, _ = self.lstm(windows)
         scaled: Tensor = self.readout(states[:, -1])
         return scaled
 
-    def predict_latents(self, psi: Float[Tensor, "t d"]) -> Float[Tensor, "t dz"]:
-        """Latents of one sequence from its features."""
-        return self.z_mean + self.z_scale * self.predict_scaled(psi)
+    def predict_latents(
+        self, psi: Float[Tensor, "t d"], lengths: Sequence[int] | None = None
+    ) -> Float[Tensor, "t dz"]:
+        """Latents of one sequence from its features, or of several end to end."""
+        return self.z_mean + self.z_scale * self.predict_scaled(psi, lengths or [len(psi)])
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         x, z = batch
-        scaled = self.predict_scaled(self.train_features(x))
+        lengths = self.trainer.datamodule.train_lengths  # type: ignore[attr-defined]
+        scaled = self.predict_scaled(self.train_features(x), lengths)
         target = (z.to(scaled) - self.z_mean) / self.z_scale
         loss = (scaled - target).square().sum(-1).mean()
         self.log_sometimes("train/loss", loss.detach())
@@ -67,6 +75,6 @@ class LSTMModule(SequenceModule):
     def validation_step(self, batch: Batch, index: int) -> None:
         """The error on the validation block, entered without memory, as a test sequence is."""
         x, z = batch
-        cut = self.trainer.datamodule.cut  # type: ignore[attr-defined]
-        mean = self.predict_latents(self.encode(x[cut:]))
-        self.log_validation(mean_squared_error(mean, z[cut:].to(mean)))
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        mean = self.predict_latents(self.encode(x[data.cut :]), data.val_lengths)
+        self.log_validation(mean_squared_error(mean, z[data.cut :].to(mean)))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kbr.core.checkpoint import VERSION
 from kbr.core.errors import KbrError
+from kbr.training.encoders import SoftArgmaxCNN
 
 PIECE = 100  # rows that pass the network together on a CPU: their activations stay in the cache
 WARM_UP = 0.1  # share of the epochs in which the learning rate grows
@@ -62,6 +63,16 @@ class SequenceModule(lightning.LightningModule):
         whole = self.mixes_rows or scaled.device.type != "cpu"
         pieces = [scaled] if whole else torch.split(scaled, PIECE)
         return torch.cat([self.encoder(piece) for piece in pieces])
+
+    @torch.no_grad()
+    def gaze(
+        self, x: Float[Tensor, "b c h w"]
+    ) -> tuple[Float[Tensor, "b k i j"], Float[Tensor, "b k 2"]] | None:
+        """Heat maps and the places (u, v) they answer with; None for encoders without any."""
+        if not isinstance(self.encoder, SoftArgmaxCNN):
+            return None
+        scaled = (x - self.x_mean) / self.x_scale
+        return self.encoder.heat_maps(scaled).cpu(), self.encoder.coordinates(scaled).cpu()
 
     def train_features(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b d"]:
         """Features for this epoch's step; an error once the weights have diverged."""

@@ -5,7 +5,7 @@ A subclass says which module is trained, what is fitted after training, and how 
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib import import_module
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 from kbr.core.filters.result import FilterResult
-from kbr.core.inputs import ArrayLike, as_pairs, as_tensor, check_positive
+from kbr.core.filters.sequences import training_sequences
+from kbr.core.inputs import ArrayLike, as_tensor, check_positive
 from kbr.training.callbacks import KeepBest
 from kbr.training.data import SequenceData
 from kbr.training.encoders import SoftArgmaxCNN, check_sizes
@@ -39,7 +40,8 @@ class TrainedFilter(ABC):
     noise          augmentation, in standard deviations of the observations;
     dropout        passed on to the encoder; None leaves the encoder's own;
     val_every      epochs between two looks at the validation error;
-    patience       looks without improvement before training stops;
+    slack          later weights are kept unless they validate worse than the best by this share;
+    patience       looks in a row that are worse than that before training stops;
     log_every, checkpoint_every   epochs; both cost more than a small network's step.
     """
 
@@ -50,6 +52,7 @@ class TrainedFilter(ABC):
     noise: float = 1.0
     dropout: float | None = None
     val_every: int = 10
+    slack: float = 0.25
     patience: int = 6
     log_every: int = 10
     checkpoint_every: int = 25
@@ -59,14 +62,16 @@ class TrainedFilter(ABC):
     def __post_init__(self) -> None:
         self.val_mse = float("nan")
         self.chosen: dict[str, float] = {}
+        self.edges: tuple[str, ...] = ()  # grid edges that the last fit chose, in words
         self.n_epochs = 0
         self._module: SequenceModule | None = None
         self._shape: tuple[int, ...] = ()
         self._dz = 0
+        self._lengths: list[int] = []  # of the training sequences
         counts = ("epochs", "val_every", "patience", "log_every", "checkpoint_every")
         check_sizes(**{name: getattr(self, name) for name in counts})
         check_positive(float(self.lr), name="lr")
-        for name in ("noise", "weight_decay"):
+        for name in ("noise", "weight_decay", "slack"):
             if not getattr(self, name) >= 0:
                 raise KbrError(f"{name} must be at least 0; got {getattr(self, name)}. Set {name}.")
 
@@ -96,28 +101,29 @@ class TrainedFilter(ABC):
 
     def fit(
         self,
-        x_train: ArrayLike,
-        z_train: ArrayLike,
+        x_train: ArrayLike | Sequence[ArrayLike],
+        z_train: ArrayLike | Sequence[ArrayLike],
         *,
         seed: int = 0,
         folder: Path,
         trainer: dict[str, Any] | None = None,
         resume: Path | None = None,
     ) -> None:
-        """Train on x [T, ...] and z [T, dz]; leaves checkpoints and TensorBoard logs in `folder`.
+        """Train on x [T, ...] and z [T, dz], or on lists of sequences; leaves checkpoints and
+        TensorBoard logs in `folder`.
 
         `trainer` holds arguments of `lightning.Trainer`. `resume` is the run folder to continue; a
         run stopped before its first checkpoint starts anew, which comes to the same.
         """
-        x, z, shape = as_pairs(x_train, z_train)
+        x, z, self._lengths, shape = training_sequences(x_train, z_train)
         if z.ndim != 2:
             raise KbrError(
-                f"{type(self).__name__} trains on one sequence, z [T, dz]; got z of shape "
-                f"{tuple(z.shape)}. Loop over the sequences."
+                f"{type(self).__name__} trains on one sequence, z [T, dz], or a list of them; "
+                f"got z of shape {tuple(z.shape)}. Pass a list, or loop over data sets."
             )
         folder = Path(folder)
         x, z = x.to(torch.float32).reshape(-1, *shape), z.to(torch.float64)
-        data = SequenceData(x, z)
+        data = SequenceData(x, z, self._lengths)
         record = self._record(x, z, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # networks draw their first weights from the global generator
@@ -135,6 +141,7 @@ class TrainedFilter(ABC):
         keep = KeepBest(
             folder / "checkpoints" / "last.ckpt",
             patience=self.patience,
+            slack=self.slack,
             every=self.checkpoint_every,
         )
         keep.path.parent.mkdir(parents=True, exist_ok=True)
@@ -276,6 +283,11 @@ class TrainedFilter(ABC):
         steps = lead[-1]
         return psi.reshape(-1, steps, psi.shape[-1]), seen.reshape(-1, steps), tuple(lead[:-1])
 
+    def gaze(self, x: ArrayLike) -> tuple[Tensor, Tensor] | None:
+        """What the encoder looks at in frames x [b c h w]; see `SequenceModule.gaze`."""
+        module = self._get()
+        return module.gaze(as_tensor(x, name="x").to(module.x_mean))
+
     def _build_encoder(self, shape: tuple[int, ...]) -> nn.Module:
         given = {} if self.dropout is None else {"dropout": self.dropout}
         return self.encoder(shape=shape, **given)
@@ -287,6 +299,7 @@ class TrainedFilter(ABC):
 
     def _record(self, x: Tensor, z: Tensor, seed: int) -> dict[str, Any]:
         digest = hashlib.sha256(x.numpy(force=True).tobytes() + z.numpy(force=True).tobytes())
+        digest.update(repr(self._lengths).encode())
         return {
             "kind": self.kind,
             "hyper_parameters": self.hyper_parameters(),

@@ -9,7 +9,15 @@ from jaxtyping import Float, Float32, Float64, Int
 from torch import Generator, Tensor
 
 from kbr.core.datasets.dynamics import FilteringData, Oscillatory
-from kbr.core.datasets.sprites import PIXELS, SIZES, SpriteRenderer, SpriteSource, check_classes
+from kbr.core.datasets.normal_mass import normal_mass
+from kbr.core.datasets.sprites import (
+    PIXELS,
+    SIZES,
+    SPAN,
+    SpriteRenderer,
+    SpriteSource,
+    check_classes,
+)
 from kbr.core.errors import KbrError
 from kbr.core.filters.state_space import StateSpaceModel
 from kbr.core.inputs import check_finite, check_positive
@@ -70,6 +78,12 @@ class DSprites:
             sigma_x=self.sigma_x,
             sigma_z=self.sigma_z,
         )
+
+    @property
+    def window(self) -> tuple[float, float, float, float]:
+        """Where a frame's left, right, lower and upper border lie in the plane of z."""
+        reach = self.extent * PIXELS / SPAN  # the grid of positions spans the middle half
+        return -reach, reach, reach, -reach
 
     @cached_property
     def table(self) -> Float32[Tensor, "1024 4096"]:
@@ -149,13 +163,7 @@ class DSprites:
         border *= self.extent
         # sigma_x = 0 means a jump at the border; a tiny width gives the same without 0 / 0.
         gap = (border - z.unsqueeze(-1)) / max(self.sigma_x, 1e-12)
-        low, high = gap[..., :-1], gap[..., 1:]
-        # Both ends on the negative side, where erfc has all its digits (special.ndtr has not).
-        flip = low > 0
-        low, high = torch.where(flip, -high, low), torch.where(flip, -low, high)
-        root = math.sqrt(0.5)
-        mass: Tensor = 0.5 * (torch.special.erfc(-root * high) - torch.special.erfc(-root * low))
-        return mass
+        return normal_mass(gap[..., :-1], gap[..., 1:])
 
     def state_space(self) -> StateSpaceModel:
         """The true model, for the particle filter."""

@@ -9,7 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.features import FeatureMap, Features, Identity, PivotedCholesky, as_feature_map
+from kbr.core.features import (
+    FeatureMap,
+    Features,
+    Identity,
+    KernelPCA,
+    PivotedCholesky,
+    as_feature_map,
+)
 from kbr.core.filters.engine import ActiveSet, LowRank, Update, compress
 from kbr.core.filters.known_transition import TransitionRatio, known_operators
 from kbr.core.filters.operators import FilterOperators, build_operators
@@ -21,6 +28,7 @@ from kbr.core.rules import Rule
 
 Engine = Literal["auto", "low_rank", "compressed", "active_set"]
 FULL_RANK = 0.45  # above this share of n, features of x cost more than the active set
+ROUGH_RANK = 64  # leading features of full-rank kernels, enough to choose bandwidth and ridge
 COMPRESSED_SHARE = 0.6  # compression pays when its pivots are fewer than this share of n
 COMPRESSED_LAM = 5e-4  # below this ridge compression loses digits that show
 
@@ -105,7 +113,8 @@ class Recipe:
     ) -> Update:
         """The form of the update that suits these observations, or the one asked for.
 
-        `rough` serves tuning: compression may then lose digits that do not change a choice.
+        `rough` serves tuning: compression, and leading features where the kernel has full rank, may
+        then lose what does not change a choice.
         """
         n = x.shape[-2]
         limit = int(n * FULL_RANK)
@@ -113,12 +122,12 @@ class Recipe:
         if isinstance(chosen, PivotedCholesky):
             if self.engine == "active_set":
                 return _active_set(chosen.kernel, x)
-            if self.engine == "auto" and self.rule.SPARSE:
-                features = _fit(replace(chosen, max_rank=limit + 1), x)
-                if features.train.shape[-1] > limit:
+            features = _fit(self._limited(chosen, rough, limit), x)
+            if self.engine == "auto" and features.train.shape[-1] > limit:
+                if rough:
+                    return LowRank(_fit(KernelPCA(kernel=chosen.kernel, n_features=ROUGH_RANK), x))
+                if self.rule.SPARSE:
                     return _active_set(chosen.kernel, x)
-            else:
-                features = _fit(chosen, x)
         elif self.engine == "active_set":
             return _active_set(Linear(), chosen.fit(x).train)
         else:
@@ -130,6 +139,11 @@ class Recipe:
         made = compress(features, tolerance=max(1e-14, (1e-3 if rough else 1e-6) * lam**2))
         pays = made.pivots.shape[-2] < COMPRESSED_SHARE * n
         return made if pays or self.engine == "compressed" else LowRank(features)
+
+    def _limited(self, chosen: PivotedCholesky, rough: bool, limit: int) -> PivotedCholesky:
+        """No more columns than tell that there are too many, where another form is at hand."""
+        other = self.engine == "auto" and (rough or self.rule.SPARSE)
+        return replace(chosen, max_rank=limit + 1) if other else chosen
 
     def ridges(
         self, phi: Float[Tensor, "*b n p"], lengths: Sequence[int]

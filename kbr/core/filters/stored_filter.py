@@ -22,7 +22,7 @@ from kbr.core.filters.storage import KIND, Compression, Stored, pack, unpack
 from kbr.core.filters.tuning import (
     MINIMUM_STEPS,
     VALIDATION_STEPS,
-    split_sequences,
+    split_lengths,
     validation_start,
 )
 from kbr.core.inputs import ArrayLike, as_tensor
@@ -94,7 +94,7 @@ class StoredFilter:
         if self._calibration is None:
             stored = self._get().stored
             cut = validation_start(stored.z.shape[-2])
-            lengths, pieces = split_sequences(stored.lengths, cut)
+            lengths, pieces = split_lengths(stored.lengths, cut)
             x, z, shape = stored.x[..., :cut, :], stored.z[..., :cut, :], stored.x.shape[-1:]
             early = self._copy(self.rule)
             early._fitted = early._finish(Stored(x, z, lengths, tuple(shape), stored.choice))

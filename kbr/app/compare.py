@@ -1,0 +1,157 @@
+"""evaluate.py compare=[...]: finished runs side by side on the same test sequences."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from kbr.app.evaluation import Evaluated, apply_model
+from kbr.app.run_folder import write_rows
+from kbr.app.sections import Section
+from kbr.app.style import STYLE, save
+from kbr.app.summary import holm, legend, paired_test, standard_error, stars
+from kbr.app.sweep_figures import error_panel, paired_panel
+from kbr.core.errors import KbrError
+
+NAME_WIDTH = 26
+
+
+def compare_runs(
+    folders: Sequence[Path], out: Path | None, *, seed: int | None = None, device: str = "cpu"
+) -> list[dict[str, Any]]:
+    """Every model from its checkpoint; differences and p-values are against the first run."""
+    if len(folders) < 2:
+        raise KbrError(f"compare needs two runs or more: compare=[a,b]; got {len(folders)}.")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise KbrError("compare was given the same run twice. Name each run once.")
+    done = [apply_model(folder, seed=seed, device=device) for folder in folders]
+    for folder, other in zip(folders[1:], done[1:], strict=True):
+        _check_same(folders[0], done[0], folder, other)
+    names = _names(folders, done)
+    errors = {
+        name: dict(zip(one.seeds, one.outcome.mse.tolist(), strict=True))
+        for name, one in zip(names, done, strict=True)
+    }
+    table = _table(errors, folders)
+    target = out or folders[0]
+    write_rows(target / "comparison.csv", table)
+    pictures = _figure(target / "comparison", done[0].problem.name, errors)
+    print(_text(table, done[0]))
+    print(f"\n  written:  {target / 'comparison.csv'}, {', '.join(p.name for p in pictures)}")
+    return table
+
+
+def _check_same(first: Path, a: Evaluated, second: Path, b: Evaluated) -> None:
+    """The same data settings, the same seeds, and indeed the same latents."""
+    ours, theirs = (_data_settings(one) for one in (a, b))
+    differ = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+    if differ:
+        listed = ", ".join(f"data.{k} ({ours.get(k)} and {theirs.get(k)})" for k in sorted(differ))
+        raise KbrError(
+            f"{first} and {second} were run on different data: {listed}. Compare runs whose data "
+            "settings agree, or make a report of both: report=[a,b]."
+        )
+    if a.seeds != b.seeds:
+        raise KbrError(
+            f"{first} has seeds {_span(a.seeds)}, {second} has {_span(b.seeds)}; paired runs need "
+            "the same. Run one again with the other's seed=... trials=..."
+        )
+    if not torch.equal(a.outcome.truth.double(), b.outcome.truth.double()):
+        raise KbrError(
+            f"{first} and {second} have the same data settings, but the latents of their test "
+            "sequences differ. Were their data files changed in between? Run them again."
+        )
+
+
+def _data_settings(one: Evaluated) -> dict[str, Any]:
+    plain = OmegaConf.to_container(one.config.data, resolve=False)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items() if key != "problem"}
+
+
+def _span(seeds: Sequence[int]) -> str:
+    return f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+
+
+def _names(folders: Sequence[Path], done: Sequence[Evaluated]) -> list[str]:
+    """The models' names; where one comes twice, with the folder's name, and a number if need be."""
+    models = [one.method.name for one in done]
+    names = [
+        model if models.count(model) == 1 else f"{model} {folder.resolve().name}"
+        for model, folder in zip(models, folders, strict=True)
+    ]
+    return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
+
+
+def _table(errors: dict[str, dict[int, float]], folders: Sequence[Path]) -> list[dict[str, Any]]:
+    reference = next(iter(errors.values()))
+    table: list[dict[str, Any]] = []
+    for (name, mine), folder in zip(errors.items(), folders, strict=True):
+        values = np.array(list(mine.values()))
+        entry: dict[str, Any] = {
+            "model": name,
+            "run": str(folder),
+            "trials": len(values),
+            "mean": float(values.mean()),
+            "stderr": standard_error(values),
+            "median": float(np.median(values)),
+            "difference": None,
+            "p_value": None,
+            "p_holm": None,
+            "pairs": None,
+            "note": "",
+        }
+        if mine is not reference:
+            test = paired_test(mine, reference)
+            entry |= {"difference": test.difference, "p_value": test.p}
+            entry |= {"pairs": test.pairs, "note": test.note}
+        table.append(entry)
+    tested = [row for row in table if row["p_value"] is not None]
+    for row, p in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
+        row["p_holm"] = p
+    return table
+
+
+def _text(table: Sequence[dict[str, Any]], first: Evaluated) -> str:
+    """At most 80 characters wide."""
+    head = f"{'':<{NAME_WIDTH}}{'mean':>9}{'std. err':>10}{'difference':>12}{'p':>9}{'p Holm':>9}"
+    lines = [f"{first.problem.name}, seeds {_span(first.seeds)}: MSE, paired by seed\n", f" {head}"]
+    for row in table:
+        name = row["model"]
+        name = name if len(name) < NAME_WIDTH else f"…{name[-NAME_WIDTH + 2 :]}"
+        line = f" {name:<{NAME_WIDTH}}{row['mean']:>9.4f}{row['stderr']:>10.4f}"
+        if row["difference"] is not None:
+            line += f"{row['difference']:>+12.4f}{_p(row['p_value']):>9}{_p(row['p_holm']):>9}"
+        lines.append(line + stars(row["p_holm"]))
+    return "\n".join([*lines, *legend(table, table[0]["model"])])
+
+
+def _p(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
+
+
+def _figure(path: Path, data: str, errors: dict[str, dict[int, float]]) -> list[Path]:
+    """All models on one axis, and each against the first, seed by seed."""
+    names = list(errors)
+    rows = [
+        {"data": data, "model": name, "seed": str(seed), "mse": repr(mse)}
+        for name, mine in errors.items()
+        for seed, mse in mine.items()
+    ]
+    section = Section(
+        data=data, x=None, label="", reference=names[0], models=names, rows=rows, runs=[], notes={}
+    )
+    with plt.style.context(STYLE):
+        width = 4.2 + 2.9 * (len(names) - 1)
+        figure, axes = plt.subplots(
+            1, len(names), figsize=(width, 2.9), layout="constrained", squeeze=False
+        )
+        error_panel(axes[0][0], section)
+        for axis, name in zip(axes[0][1:], names[1:], strict=True):
+            paired_panel(axis, section, name)
+        figure.suptitle(f"{data}, seeds {_span(list(errors[names[0]]))}")
+        return save(figure, path, ("png", "svg"))
