@@ -60,7 +60,7 @@ def outcome(x_shape, dz=2, *, circular=False, window=None, weights=True, gaze=No
     )
 
 
-ALWAYS = {"trajectory", "error"}
+ALWAYS = {"trajectory", "error", "coverage", "pit"}
 SPRITES = {"x_shape": (1, 16, 16), "window": (-3.0, 3.0, 3.0, -3.0)}
 CASES = {
     "vector": ({"x_shape": (2,)}, {"ellipses", "weights"}),

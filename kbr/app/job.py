@@ -33,6 +33,7 @@ from kbr.app.run_folder import (
     write_rows,
 )
 from kbr.app.trainer import trainer_settings
+from kbr.app.uncertainty_figures import uncertainty_metrics
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 
@@ -139,6 +140,7 @@ def write_outcome(
     }
     if outcome.evidence is not None:
         metrics["test/steps_without_evidence"] = int((~outcome.evidence).sum())
+        metrics |= uncertainty_metrics(outcome)
     for name, values in outcome.chosen.items():
         key = f"val/{name[4:]}" if name.startswith("val_") else f"chosen/{name}"
         if not bool(values.isnan().any()):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 
+from kbr.app.calibrated import Remembered, calibrated_cov
 from kbr.app.image_figures import encoder_figure
 from kbr.app.methods import Outcome
 from kbr.app.problems import Filtering, PosteriorMean, Problem, Sequential
@@ -70,9 +71,10 @@ class TrainedMethod:
             )
             edges += filt.edges
             began = time.perf_counter()
-            chosen = {**filt.chosen, problem.val_name: filt.val_mse}
-            parts.append((*problem.test(filt, data), chosen))  # type: ignore[arg-type]
+            remembered = Remembered(filt)
+            result, truth = problem.test(remembered, data)  # type: ignore[arg-type]
             spent += time.perf_counter() - began
+            parts.append(_part(remembered, problem, data, result, truth))
             if self.compare_raw:
                 plain = KernelBayesFilter().fit(data.x_train, data.z_train)
                 result, truth = problem.test(plain, data)  # type: ignore[arg-type]
@@ -95,8 +97,9 @@ class TrainedMethod:
             data = problem.data(seed)
             loaded = self._load(problem, seed, seeds, folder)
             loaded.to(self.device)
-            chosen = {**loaded.chosen, problem.val_name: loaded.val_mse}
-            parts.append((*problem.test(loaded, data), chosen))  # type: ignore[arg-type]
+            remembered = Remembered(loaded)
+            result, truth = problem.test(remembered, data)  # type: ignore[arg-type]
+            parts.append(_part(remembered, problem, data, result, truth))
         made = _stack(parts, 0.0, time.perf_counter() - began, problem.info())
         view = cache(lambda: self._view(problem, seeds, folder))
         return replace(made, labels=problem.labels, view=view)
@@ -150,8 +153,24 @@ def _counted(edges: Sequence[str], trials: int) -> tuple[str, ...]:
     return tuple(f"{note} in {count} of {trials}" for note, count in counts.items())
 
 
+Part = tuple[FilterResult, torch.Tensor, dict[str, float], torch.Tensor | None]
+
+
+def _part(
+    remembered: Remembered,
+    problem: Sequential,
+    data: Any,
+    result: FilterResult,
+    truth: torch.Tensor,
+) -> Part:
+    """One trial: beliefs, truth, what was chosen, calibrated covariances."""
+    filt = remembered.made
+    chosen = {**filt.chosen, problem.val_name: filt.val_mse}
+    return result, truth, chosen, calibrated_cov(remembered, problem, data)
+
+
 def _stack(
-    parts: list[tuple[FilterResult, torch.Tensor, dict[str, float]]],
+    parts: list[Part],
     fit_seconds: float,
     test_seconds: float,
     info: dict[str, Any],
@@ -159,9 +178,11 @@ def _stack(
     results = [part[0] for part in parts]
     mean = torch.stack([r.mean for r in results]).double()
     names = list(parts[0][2])
+    calibrated = [part[3].double() for part in parts if part[3] is not None]
     return Outcome(
         mean=mean,
         cov=torch.stack([r.cov for r in results]).double(),
+        calibrated=torch.stack(calibrated) if calibrated else None,
         evidence=torch.stack([r.evidence for r in results]),
         truth=torch.stack([part[1] for part in parts]).to(mean),
         chosen={name: torch.tensor([part[2][name] for part in parts]) for name in names},

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kbr.app.calibrated import Remembered, calibrated_cov
 from kbr.app.problems import PosteriorMean, Problem, Sequential
 from kbr.app.progress import grid_progress
 from kbr.app.run_folder import BEST, RunContext
@@ -23,12 +24,12 @@ from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import ETAS, SCALES, WIDTHS, KernelBayesFilter
 from kbr.core.filters.known_transition import TransitionRatio
+from kbr.core.filters.storage import RUN_KIND as KIND  # of the checkpoints written here
 from kbr.core.filters.tuning import CHOICES
 from kbr.core.ratios import ExactRatio, KuLSIF
 from kbr.core.rule_tuning import tune_rule
 from kbr.core.rules import ImportanceWeightedRule, Rule
 
-KIND = "kbr.kernel"  # of the checkpoints written here
 PAPER_RIDGE = 0.2  # eta = lam in the paper's posterior-mean experiment
 
 
@@ -46,6 +47,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
     evidence: Tensor | None = None
+    calibrated: Tensor | None = None  # covariances after calibration, like cov
     labels: tuple[str, ...] | None = None  # of the columns, with units; None: z_1, z_2, ...
     view: Callable[[], View] | None = None  # for pictures; made only where they are drawn
 
@@ -53,6 +55,16 @@ class Outcome:
     def mse(self) -> Tensor:
         """Squared distance summed over coordinates, averaged over steps: one number a trial."""
         return (self.mean - self.truth).square().sum(-1).mean(-1)
+
+    @property
+    def shown_cov(self) -> Tensor | None:
+        """The covariances to show: calibrated where there are such."""
+        return self.cov if self.calibrated is None else self.calibrated
+
+    @property
+    def shown_spread(self) -> str:
+        """What pictures call two standard deviations of it."""
+        return "2 sd" if self.calibrated is None else "2 sd, calibrated"
 
 
 class Method(Protocol):
@@ -126,19 +138,22 @@ class KernelMethod:
         self, made: KernelBayesFilter, problem: Sequential, data: Any, seconds: float
     ) -> Outcome:
         started = time.perf_counter()
-        result, truth = problem.test(made, data)
+        remembered = Remembered(made)
+        result, truth = problem.test(remembered, data)
+        spent = time.perf_counter() - started
         operators, trials = made.operators, result.mean.shape[:-2]
         chosen = {name: getattr(made.choice, name).expand(trials) for name in CHOICES}
         chosen[problem.val_name] = chosen.pop("val_mse")
         return Outcome(
             mean=result.mean,
             cov=result.cov,
+            calibrated=calibrated_cov(remembered, problem, data),
             evidence=result.evidence,
             truth=truth,
             labels=problem.labels,
             chosen=chosen,
             fit_seconds=seconds,
-            test_seconds=time.perf_counter() - started,
+            test_seconds=spent,
             info={
                 "filter/engine": operators.update.name,
                 "filter/rank_z": operators.phi.shape[-1],
@@ -154,8 +169,9 @@ class KernelMethod:
         state: dict[str, Any] = made.state()
         if state["z"].ndim == 2 or len(state["z"]) == 1:
             return made
-        choice = {name: values[:1] for name, values in state["choice"].items()}
-        alone = {"x": state["x"][:1], "z": state["z"][:1], "choice": choice}
+        alone: dict[str, Any] = {"x": state["x"][:1], "z": state["z"][:1]}
+        for part in {"choice", "calibration"} & state.keys():
+            alone[part] = {name: values[:1] for name, values in state[part].items()}
         return self._filter(problem).restore({**state, **alone})
 
     def _posterior(

@@ -46,6 +46,7 @@ def ellipses(
     evidence: np.ndarray,
     names: list[str],
     view: View | None,
+    spread: str,
 ) -> Path:
     """The last steps in the plane of the latent; a thin line joins each mean to its truth."""
     inside = coverage(mean, truth, cov)
@@ -59,7 +60,7 @@ def ellipses(
             ellipse.set(facecolor=f"{ESTIMATE}0c", edgecolor=f"{ESTIMATE}80")
         axis.plot(*np.stack([mean, truth], 1).transpose(2, 1, 0), color="#777777", lw=0.6)
         axis.plot(*truth.T, color=TRUTH, lw=1, ls="--", marker=".", ms=4, label="truth")
-        axis.plot(*mean.T, "o", color=ESTIMATE, ms=4, label="filter mean, 2 sd")
+        axis.plot(*mean.T, "o", color=ESTIMATE, ms=4, label=f"filter mean, {spread}")
         if not evidence.all():
             axis.plot(*mean[~evidence].T, "x", color=AGAINST, ms=7, label="no evidence")
         if are_alike(np.concatenate([mean, truth])):

@@ -10,6 +10,7 @@ from kbr.app.image_figures import contact_sheet, encoder_figure, observations
 from kbr.app.methods import Outcome
 from kbr.app.posterior_figures import ESTIMATE, TRUTH, ellipses, weights_figure
 from kbr.app.style import STYLE, save
+from kbr.app.uncertainty_figures import uncertainty_figures
 from kbr.app.view import View, coordinate_names, spread_out
 
 SHOWN_STEPS = 100
@@ -22,17 +23,20 @@ def run_figures(folder: Path, outcome: Outcome, *, quick: bool = False) -> list[
     """Answers against the truth; unless `quick`, all else that the run has to show."""
     folder.mkdir(parents=True, exist_ok=True)
     mean, truth = outcome.mean[0].double().numpy(), outcome.truth[0].double().numpy()
-    if outcome.evidence is None or outcome.cov is None:
+    if outcome.evidence is None or outcome.shown_cov is None:
         return [_scatter(folder / "posterior_mean", mean, truth)]
-    cov, evidence = outcome.cov[0].double().numpy(), outcome.evidence[0].numpy()
+    evidence, spread = outcome.evidence[0].numpy(), outcome.shown_spread
+    cov = outcome.shown_cov[0].double().numpy()
     view = None if quick or outcome.view is None else outcome.view()
     names = view.names if view else coordinate_names(outcome.labels, mean.shape[-1])
-    written = [_track(folder / "trajectory", mean, truth, cov, names)]
+    written = [_track(folder / "trajectory", mean, truth, cov, names, spread)]
     if quick:
         return written
     written.append(_errors(folder / "error", mean, truth, evidence, outcome.labels))
+    written += uncertainty_figures(folder, outcome)
     if mean.shape[-1] == 2:
-        written.append(ellipses(folder / "ellipses", mean, truth, cov, evidence, names, view))
+        path = folder / "ellipses"
+        written.append(ellipses(path, mean, truth, cov, evidence, names, view, spread))
     if view is not None:
         written += _views(folder, outcome, view)
     return written
@@ -59,7 +63,12 @@ def _views(folder: Path, outcome: Outcome, view: View) -> list[Path]:
 
 
 def _track(
-    path: Path, mean: np.ndarray, truth: np.ndarray, cov: np.ndarray, names: list[str]
+    path: Path,
+    mean: np.ndarray,
+    truth: np.ndarray,
+    cov: np.ndarray,
+    names: list[str],
+    spread: str,
 ) -> Path:
     with plt.style.context(STYLE):
         steps = min(SHOWN_STEPS, len(mean))
@@ -68,12 +77,11 @@ def _track(
             coordinates, 1, figsize=(7, 1.7 * coordinates + 0.6), sharex=True, squeeze=False
         )
         time = np.arange(1, steps + 1)
-        spread = np.sqrt(np.diagonal(cov, axis1=-2, axis2=-1).clip(0))
+        sd = np.sqrt(np.diagonal(cov, axis1=-2, axis2=-1).clip(0))
         for k, axis in enumerate(axes[:, 0]):
-            centre, half = mean[:steps, k], 2 * spread[:steps, k]
-            axis.fill_between(
-                time, centre - half, centre + half, color=ESTIMATE, alpha=0.2, lw=0, label="± 2 sd"
-            )
+            centre, half = mean[:steps, k], 2 * sd[:steps, k]
+            band = {"color": ESTIMATE, "alpha": 0.2, "lw": 0, "label": f"± {spread}"}
+            axis.fill_between(time, centre - half, centre + half, **band)
             axis.plot(time, truth[:steps, k], color=TRUTH, lw=1, ls="--", label="truth")
             axis.plot(time, centre, color=ESTIMATE, lw=1.3, label="filter mean")
             axis.set_ylabel(names[k])

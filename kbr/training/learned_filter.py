@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from kbr.core.calibration import Calibration
 from kbr.core.errors import KbrError
 from kbr.core.features import Identity, PivotedCholesky, RandomFourier
 from kbr.core.filters.belief import Belief, KernelFilterResult
@@ -138,6 +139,11 @@ class LearnedFilter(TrainedFilter):
         if self._filter is None:
             raise KbrError("this filter is not fitted yet: call fit(x_train, z_train, ...) first.")
         return self._filter
+
+    @property
+    def calibration(self) -> Calibration:
+        """What the validation block says about the covariances."""
+        return self.kernel_filter.calibration
 
     def filter(self, x: ArrayLike) -> KernelFilterResult:
         """Beliefs at every step of x [*s T ...]; a frame with a NaN is missing and is predicted."""

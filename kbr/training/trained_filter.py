@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel_bayes import training_sequences
 from kbr.core.filters.result import FilterResult
+from kbr.core.filters.sequences import training_sequences
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive
 from kbr.training.callbacks import KeepBest
 from kbr.training.data import SequenceData
@@ -247,6 +247,11 @@ class TrainedFilter(ABC):
         made.chosen = content["chosen"]
         made.restore(content["fitted"])
         return made
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one observation."""
+        return self._shape
 
     def to(self, device: str | torch.device) -> Self:
         """Move the network; results are on the CPU."""
