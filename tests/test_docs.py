@@ -21,11 +21,16 @@ def test_readme_code_runs():
         exec(compile(block, "README.md", "exec"), {})
 
 
-@pytest.mark.parametrize("name", ["docs/deploying.md", "docs/uncertainty.md"])
+@pytest.mark.filterwarnings(
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning with torch's pytrees
+    "ignore:You are using `torch.load` with `weights_only=False`",
+    "ignore:`lr_scheduler.step..` before",
+)
+@pytest.mark.parametrize("name", ["quickstart", "deploying", "uncertainty"])
 def test_a_page_of_code_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made: dict[str, object] = {}
-    for block in blocks_of(name):
+    for block in blocks_of(f"docs/{name}.md"):
         exec(compile(block, name, "exec"), made)
     if "share" in made:
         assert 0.8 < float(made["share"]) < 1  # as the page says

@@ -454,7 +454,7 @@ def test_one_command_gives_a_run_in_recorded_units_that_evaluates_again(tmp_path
     assert ((posterior["mean"] >= 0) & (posterior["mean"] < 360)).all()
     for place in (folder, folder / "evaluation"):
         drawn = {picture.stem for picture in (place / "figures").glob("*.png")}
-        assert drawn == {"trajectory", "error", "weights"}
+        assert drawn == {"trajectory", "error", "weights", "coverage", "pit"}
     error = np.square(posterior["mean"] - posterior["truth"]).sum(-1).mean()
     assert error == pytest.approx(metrics["test/mse"], rel=1e-6)
 
