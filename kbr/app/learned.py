@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from hydra.utils import instantiate
@@ -39,10 +39,13 @@ class TrainedMethod:
     compare_raw: bool = False
     device: str = "cpu"
 
+    trains: ClassVar[bool] = True  # so several workers are of use
+
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         self._check(problem)
         assert isinstance(problem, Filtering)
         quiet_lightning()
+        shown = context.is_first and not context.quiet
         parts, raw, started = [], [], time.perf_counter()
         edges: list[str] = []
         spent = 0.0
@@ -52,6 +55,12 @@ class TrainedMethod:
             resume = context.resume and _trial_folder(context.resume, seed, seeds)
             if resume and not (resume / "checkpoints" / "last.ckpt").is_file():
                 resume = None  # this trial had not begun
+            if not context.resume and self.filter.was_interrupted(
+                folder, data.x_train, data.z_train, seed
+            ):
+                resume = folder
+                if shown:
+                    print(f"  going on from {folder / 'checkpoints' / 'last.ckpt'}")
             self.filter.fit(
                 data.x_train,
                 data.z_train,
@@ -61,10 +70,12 @@ class TrainedMethod:
                     **context.trainer,
                     "logger": instantiate(context.logger)(save_dir=folder),
                     "enable_progress_bar": False,
-                    "callbacks": [] if context.quiet else self._callbacks(data.x_train, seed),
+                    "callbacks": self._callbacks(data.x_train, seed) if shown else [],
                 },
                 resume=resume,
             )
+            if not context.is_first:
+                continue
             edges += self.filter.edges
             began = time.perf_counter()
             parts.append((self.filter.filter(data.x_test), data.z_test, dict(self.filter.chosen)))
@@ -73,6 +84,8 @@ class TrainedMethod:
             if self.compare_raw:
                 plain = KernelBayesFilter().fit(data.x_train, data.z_train)
                 raw.append(mean_squared_error(plain.filter(data.x_test).mean, data.z_test))
+        if not context.is_first:
+            raise SystemExit(0)  # the first worker tests and writes
         info: dict[str, Any] = {"fit/epochs": self.filter.n_epochs}
         if raw:
             info["test/mse_of_raw_kernel"] = float(torch.stack(raw).mean())

@@ -57,12 +57,17 @@ class LSTMModule(SequenceModule):
         return self.z_mean + self.z_scale * self.predict_scaled(psi)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        x, z = batch
-        scaled = self.predict_scaled(self.train_features(x))
-        target = (z.to(scaled) - self.z_mean) / self.z_scale
-        loss = (scaled - target).square().sum(-1).mean()
+        loss = self.share(*batch, rank=self.trainer.global_rank, world=self.trainer.world_size)
         self.log_sometimes("train/loss", loss.detach())
         return loss
+
+    def share(self, x: Tensor, z: Tensor, *, rank: int, world: int) -> Tensor:
+        """The loss of one worker's block of steps; the mean over workers is the loss of all."""
+        start, end = (len(z) * k // world for k in (rank, rank + 1))
+        before = max(0, start - self.window + 1)  # frames that the block's first windows see
+        scaled = self.predict_scaled(self.train_features(x[before:end]))[start - before :]
+        target = (z[start:end].to(scaled) - self.z_mean) / self.z_scale
+        return (scaled - target).square().sum(-1).mean() * (world * (end - start) / len(z))
 
     def validation_step(self, batch: Batch, index: int) -> None:
         """The error on the validation block, entered without memory, as a test sequence is."""

@@ -19,13 +19,14 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
 from kbr.core import checkpoint
-from kbr.core.errors import KbrError
+from kbr.core.errors import KbrError, Preempted
 from kbr.core.filters.result import FilterResult
 from kbr.core.inputs import ArrayLike, as_pairs, as_tensor, check_positive
 from kbr.training.callbacks import KeepBest
 from kbr.training.data import SequenceData
 from kbr.training.encoders import SoftArgmaxCNN, check_sizes
 from kbr.training.sequence_module import SequenceModule
+from kbr.training.workers import check_workers, is_lost
 
 ENCODE_ROWS = 512  # frames encoded at once when filtering
 Encoder = Callable[..., nn.Module]
@@ -170,7 +171,8 @@ class TrainedFilter(ABC):
             "num_sanity_val_steps": 0,
             "enable_checkpointing": False,
             "enable_model_summary": False,
-            "use_distributed_sampler": False,
+            "use_distributed_sampler": False,  # the modules share the rows out themselves
+            "sync_batchnorm": module.mixes_rows,  # over workers; one alone is left as it is
         }
         if "logger" not in arguments:
             settings["logger"] = TensorBoardLogger(save_dir=folder, name="tensorboard", version="")
@@ -181,7 +183,24 @@ class TrainedFilter(ABC):
             if state["finished"]:  # nothing left to train: Lightning would start a further epoch
                 keep.load_state_dict(state)
                 return bool(runner.is_global_zero)
-        runner.fit(module, datamodule=data, ckpt_path=start)
+        check_workers(
+            runner.world_size,
+            points=data.cut,
+            mixed=module.mixes_rows,
+            device=runner.strategy.root_device.type,
+        )
+        try:
+            runner.fit(module, datamodule=data, ckpt_path=start)
+        except RuntimeError as error:
+            if runner.world_size == 1 or not is_lost(error):
+                raise
+            raise KbrError(
+                f"another of the {runner.world_size} workers has ended or cannot be reached: "
+                f"{str(error).splitlines()[0]}. Its own message says why. Go on from the last "
+                f"checkpoint with resume={folder}."
+            ) from error
+        if keep.preempted:
+            raise Preempted(f"stopped by a signal; saved {keep.path}. Go on: resume={folder}")
         if not keep.weights:
             raise KbrError(
                 "training ended without a finite validation error, so no weights were kept. Lower "
@@ -315,6 +334,18 @@ class TrainedFilter(ABC):
             if content[key] != record[key]:
                 raise KbrError(f"a resumed run must keep its {name}; the one in {path} differs.")
         return path
+
+    def was_interrupted(self, run: Path, x_train: ArrayLike, z_train: ArrayLike, seed: int) -> bool:
+        """Whether `run` holds unfinished training of this very run, to go on with."""
+        if not (run / "checkpoints" / "last.ckpt").is_file():
+            return False
+        x, z, _ = as_pairs(x_train, z_train)
+        try:
+            path = self._last_checkpoint(run, self._record(x.float(), z.double(), seed))
+            states = checkpoint.load(path or "", kind=self.kind)["callbacks"]
+        except KbrError:
+            return False  # of other settings or other data, or damaged: begin anew
+        return not any(state.get("finished") for state in states.values())
 
     def _get(self) -> SequenceModule:
         if self._module is None:
