@@ -1,5 +1,6 @@
 """One training run: build, run all trials, write the run folder, say what came out."""
 
+import errno
 import shutil
 import sys
 import time
@@ -36,6 +37,7 @@ from kbr.app.trainer import launch_of, trainer_settings
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError, Preempted
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 PREEMPTED = 143  # exit code of a run that a signal stopped and that can go on: 128 + SIGTERM
 
 
@@ -61,6 +63,8 @@ def train_job(config: DictConfig) -> float | None:
             stop(str(error))
         (folder / FAILURE).write_text(f"{error}\n")
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL and not sweeping:
+            stop(f"{error.strerror}. Checkpoints are whole: make room, then resume={folder}")
         if not sweeping:
             raise
         # Whatever it is, the other cells go on; a bug's report needs the traceback.

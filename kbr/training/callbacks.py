@@ -30,7 +30,7 @@ class KeepBest(lightning.Callback):
         self.request = StopRequest()
         self.preempted = False
 
-    def on_fit_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         self.request.listen()
 
     def on_validation_end(
