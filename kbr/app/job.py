@@ -49,7 +49,8 @@ def train_job(config: DictConfig) -> float | None:
     if sweeping and is_finished(folder, config):
         return None  # the sweep's own line says so
     if not launch_of().is_first:
-        return _work(config, folder)
+        _work(config, folder)
+        return None
     for name in (FAILURE, MANIFEST):  # of other settings
         (folder / name).unlink(missing_ok=True)
     try:

@@ -18,7 +18,7 @@ def sum_over_workers(part: FeatureSums) -> FeatureSums:
     values = (part.second, part.cross, part.energy, part.energy.new_tensor(float(part.n)))
     message = torch.cat([value.detach().flatten() for value in values])
     dist.all_reduce(message)
-    summed = message.split([value.numel() for value in values])
+    summed = torch.split(message, [value.numel() for value in values])
     second, cross, energy, n = (s.reshape(v.shape) for s, v in zip(summed, values, strict=True))
     return FeatureSums(second, cross, energy, round(float(n)))
 
