@@ -22,7 +22,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.cli import CONFIGS, stop
-from kbr.core.errors import KbrError
+from kbr.core.errors import KbrError, Preempted
 
 # Searched where the config has the key and the command line names no range of its own.
 SPACE = {
@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         search(options.overrides, trials=options.trials, study=options.study)
     except KbrError as error:
         stop(str(error))
+    except Preempted:
+        stop("stopped by a signal; the same command goes on with the study.")
 
 
 def search(overrides: Sequence[str], *, trials: int, study: Path) -> Any:
@@ -77,7 +79,8 @@ def search(overrides: Sequence[str], *, trials: int, study: Path) -> Any:
         load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP),
     )
-    ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+    states = optuna.trial.TrialState
+    ended = (states.COMPLETE, states.PRUNED, states.FAIL)
 
     def count() -> int:
         return len(made.get_trials(deepcopy=False, states=ended))
@@ -90,6 +93,8 @@ def search(overrides: Sequence[str], *, trials: int, study: Path) -> Any:
             lambda trial: _objective(trial, fixed, space), n_trials=1, catch=(FloatingPointError,)
         )
         _say(made, count(), trials)
+    if not made.get_trials(deepcopy=False, states=(states.COMPLETE,)):
+        raise KbrError("no run ended with a finite error. Search over smaller model.filter.lr.")
     best = made.best_trial
     found = " ".join(f"{key}={_written(value)}" for key, value in best.params.items())
     print(f"\n  val/mse    {best.value:.4f} (run {best.number})")

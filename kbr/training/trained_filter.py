@@ -172,7 +172,7 @@ class TrainedFilter(ABC):
             "enable_checkpointing": False,
             "enable_model_summary": False,
             "use_distributed_sampler": False,  # the modules share the rows out themselves
-            "sync_batchnorm": module.mixes_rows,  # over workers; one alone is left as it is
+            "sync_batchnorm": module.mixes_rows and "strategy" in arguments,
         }
         if "logger" not in arguments:
             settings["logger"] = TensorBoardLogger(save_dir=folder, name="tensorboard", version="")
