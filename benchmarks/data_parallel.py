@@ -27,7 +27,8 @@ from kbr.core.datasets.dsprites import DSprites
 from kbr.core.objectives import feature_loss, feature_sums
 from kbr.training import LearnedFilter, SoftArgmaxCNN
 from kbr.training.progress import quiet_lightning
-from kbr.training.workers import loss_over_workers
+from kbr.training.sequence_module import PIECE
+from kbr.training.workers import loss_over_workers, rows_of
 
 LAM = 1e-3
 WARM_UP = 5  # epochs before the clock starts
@@ -59,7 +60,8 @@ def problem(n: int) -> tuple[nn.Module, Tensor, Tensor]:
 def one_step(rank: int, world: int, folder: Path, n: int) -> None:
     encoder, x, phi = problem(n)
     encode = DistributedDataParallel(encoder)
-    loss, _ = loss_over_workers(feature_sums(encode(x[rank::world]), phi[rank::world]), lam=LAM)
+    mine = rows_of(rank, world, n, piece=PIECE)
+    loss, _ = loss_over_workers(feature_sums(encode(x[mine]), phi[mine]), lam=LAM)
     torch.autograd.backward(loss)
     if rank == 0:
         torch.save([loss.detach(), *(p.grad for p in encoder.parameters())], folder / "step.pt")

@@ -68,22 +68,21 @@ def test_cells_of_a_sweep_are_one_process_each(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_a_joblib_sweep_killed_half_way_is_completed_by_the_same_command(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     arguments = [*SMALL, *joblib, "data.sigma_x=0.1,0.2,0.3,0.4", "seed=0,1"]
     killed = start(tmp_path, *arguments)
-    deadline = time.monotonic() + 300
-    while len(list(tmp_path.glob("*/run.json"))) < 4:
-        assert time.monotonic() < deadline
+    deadline = time.monotonic() + 600
+    while len(list(tmp_path.glob("*/run.json"))) < 4 and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/run.json")}
     assert 4 <= len(finished) < 8
     again = start(tmp_path, *arguments)
-    printed, errors = again.communicate(timeout=400)
+    printed, errors = again.communicate(timeout=600)
     assert again.returncode == 0, errors
     assert printed.count("already finished") == len(finished)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished

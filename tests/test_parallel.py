@@ -20,7 +20,7 @@ from kbr.app.trainer import launch_of, trainer_settings
 from kbr.core.errors import KbrError
 from kbr.core.objectives import feature_loss, feature_sums
 from kbr.training.lstm_module import LSTMModule
-from kbr.training.workers import check_workers, is_lost, loss_over_workers
+from kbr.training.workers import check_workers, is_lost, loss_over_workers, rows_of
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMON = [
@@ -55,7 +55,8 @@ def work(rank: int, world: int, folder: Path) -> None:
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
     encoder, x, phi = points()
     encode = DistributedDataParallel(encoder)
-    part = feature_sums(encode(x[rank::world]), phi[rank::world])
+    mine = rows_of(rank, world, len(x), piece=30)  # 30 and 31, or three times about 20
+    part = feature_sums(encode(x[mine]), phi[mine])
     loss, total = loss_over_workers(part, lam=1e-4)
     torch.autograd.backward(loss)
     gradient = [p.grad for p in encoder.parameters()]
@@ -73,6 +74,14 @@ def test_loss_and_gradient_of_uneven_shares_are_those_of_one_process(tmp_path, w
     for rank in range(world):
         found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize(("n", "world"), [(5, 5), (41, 2), (200, 2), (201, 2), (1030, 4)])
+def test_every_row_is_in_one_share(n, world):
+    rows = [list(range(n))[rows_of(k, world, n, piece=100)] for k in range(world)]
+    assert [row for share in rows for row in share] == list(range(n))
+    assert all(rows)
+    assert n < 100 * world or all(share[0] % 100 == 0 for share in rows)
 
 
 @pytest.mark.parametrize(("n", "world"), [(41, 2), (41, 3), (7, 7)])

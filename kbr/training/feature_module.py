@@ -11,8 +11,8 @@ from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.objectives import feature_sums, loss_from_sums
 from kbr.core.rules import ImportanceWeightedRule
 from kbr.training.data import Batch
-from kbr.training.sequence_module import SequenceModule
-from kbr.training.workers import loss_over_workers
+from kbr.training.sequence_module import PIECE, SequenceModule
+from kbr.training.workers import loss_over_workers, rows_of
 
 COLLAPSED = 0.01  # features that explain less than this share of the targets explain nothing
 
@@ -55,7 +55,8 @@ class FeatureModule(SequenceModule):
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         world, rank = self.trainer.world_size, self.trainer.global_rank
-        x, z = (part[rank::world] for part in batch)
+        mine = rows_of(rank, world, len(batch[0]), piece=PIECE)
+        x, z = (part[mine] for part in batch)
         part = feature_sums(self.train_features(x), self.targets(z))
         if world == 1:
             loss, total = loss_from_sums(part, lam=self.lam), part

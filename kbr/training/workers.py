@@ -13,6 +13,18 @@ from kbr.core.objectives import FeatureSums, loss_and_cotangents, share_of_loss
 LOST = re.compile(r"closed by peer|reset by peer|broken pipe|timed? ?out|gloo|nccl|store", re.I)
 
 
+def rows_of(rank: int, world: int, n: int, *, piece: int) -> slice:
+    """The rows of one worker: a block of whole pieces, or of rows where there are few.
+
+    A piece passes the network together, and comes out to the same bits on whatever worker; shares
+    cut across pieces would be rounded differently, and training makes much of such differences.
+    """
+    unit = piece if n >= world * piece else 1
+    count = -(-n // unit)
+    start, end = (min(n, unit * (count * k // world)) for k in (rank, rank + 1))
+    return slice(start, end)
+
+
 def sum_over_workers(part: FeatureSums) -> FeatureSums:
     """The sums over all workers' points, without a graph; one message of d (d + p) + 2 numbers."""
     values = (part.second, part.cross, part.energy, part.energy.new_tensor(float(part.n)))
