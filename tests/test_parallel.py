@@ -214,13 +214,14 @@ def metrics(folder: Path) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("model", ["iw_nn", "lstm"])
 def test_two_processes_end_with_the_metrics_of_one(tmp_path, model):
     given = SMALL if model == "iw_nn" else [*COMMON, "model=lstm"]
     found = {}
     for name in ("cpu", "ddp_cpu"):
         done = train(tmp_path / name, *given, f"trainer={name}")
-        printed, errors = done.communicate(timeout=280)
+        printed, errors = done.communicate(timeout=600)
         assert done.returncode == 0, errors
         assert printed.count("test/mse ") == 1
         found[name] = metrics(tmp_path / name)
@@ -236,9 +237,10 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_torchrun_on_two_nodes_leaves_one_run_folder(tmp_path):
     alone = train(tmp_path / "alone", *SMALL, "trainer=cpu")
-    assert alone.communicate(timeout=280)[0]
+    assert alone.communicate(timeout=600)[0]
     end = f"--rdzv-endpoint=localhost:{free_port()}"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     rendezvous = ["--rdzv-id=both", "--rdzv-backend=c10d", end, "--local-addr=127.0.0.1"]
@@ -247,7 +249,7 @@ def test_torchrun_on_two_nodes_leaves_one_run_folder(tmp_path):
     nodes = [launch([*torchrun, *rendezvous, *job]) for _ in range(2)]
     printed = ""
     for node in nodes:
-        out, errors = node.communicate(timeout=280)
+        out, errors = node.communicate(timeout=600)
         assert node.returncode == 0, errors
         printed += out
     assert printed.count("test/mse ") == 1
