@@ -195,9 +195,9 @@ class TrainedFilter(ABC):
             if runner.world_size == 1 or not is_lost(error):
                 raise
             raise KbrError(
-                f"another of the {runner.world_size} workers has ended or cannot be reached: "
-                f"{str(error).splitlines()[0]}. Its own message says why. Go on from the last "
-                f"checkpoint with resume={folder}."
+                f"another of the {runner.world_size} workers has ended or cannot be reached "
+                f"({str(error).partition('. ')[0]}). Go on from the last checkpoint with "
+                f"resume={folder}."
             ) from error
         if keep.preempted:
             raise Preempted(f"stopped by a signal; saved {keep.path}. Go on: resume={folder}")
