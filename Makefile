@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 ARGS ?=
+JOBS ?= 2
 
 .PHONY: train test test-slow lint format types tensorboard clean help
 
@@ -15,7 +16,7 @@ train: $(READY)  ## train the default model; overrides: make train ARGS="data.n_
 	$(BIN)/python train.py $(ARGS)
 
 test: $(READY) lint types  ## lint, types and all fast tests
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
 test-slow: $(READY)  ## statistical checks and whole experiments
 	$(BIN)/python -m pytest -m slow

@@ -4,9 +4,11 @@ Public names are loaded when first used: `import kbr` and the command line's `--
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kbr.core.calibration import Calibration
     from kbr.core.embedding import Embedding
     from kbr.core.errors import KbrError
     from kbr.core.features import Identity, Nystroem, PivotedCholesky, RandomFourier
@@ -28,6 +30,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Belief": "filters.belief",
+    "Calibration": "calibration",
     "Embedding": "embedding",
     "ExactRatio": "ratios",
     "ExtendedKalmanFilter": "filters.extended_kalman",
@@ -67,6 +70,8 @@ __all__ = [  # noqa: RUF022  (grouped as a reader meets them)
     "KernelBayesFilter",
     "Belief",
     "FilterResult",
+    "Calibration",
+    "load_filter",
     "Gaussian",
     "Laplace",
     "Matern32",
@@ -83,6 +88,14 @@ __all__ = [  # noqa: RUF022  (grouped as a reader meets them)
     "ParticleFilter",
     "KbrError",
 ]
+
+
+def load_filter(path: str | Path, *, trial: int = 0) -> Any:
+    """A fitted filter from a file of `save`, a run folder or a run's best.ckpt, whatever its kind.
+
+    `trial` picks one of several. Nothing in the file is executed.
+    """
+    return import_module("kbr.loading").load_filter(Path(path), trial=trial)
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The documents are true: README's code runs, and its tables stand in committed files."""
+"""The documents are true: their code runs, and their tables stand in committed files."""
 
 import csv
 import re
@@ -10,11 +10,30 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 
 
+def blocks_of(name: str) -> list[str]:
+    found = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+    assert found
+    return found
+
+
 def test_readme_code_runs():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert blocks
-    for block in blocks:
+    for block in blocks_of("README.md"):
         exec(compile(block, "README.md", "exec"), {})
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning with torch's pytrees
+    "ignore:You are using `torch.load` with `weights_only=False`",
+    "ignore:`lr_scheduler.step..` before",
+)
+@pytest.mark.parametrize("name", ["quickstart", "deploying", "uncertainty"])
+def test_a_page_of_code_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made: dict[str, object] = {}
+    for block in blocks_of(f"docs/{name}.md"):
+        exec(compile(block, name, "exec"), made)
+    if "share" in made:
+        assert 0.8 < float(made["share"]) < 1  # as the page says
 
 
 def tables(text: str) -> list[list[list[str]]]:

@@ -7,6 +7,7 @@ from kbr.core import features as module
 from kbr.core.errors import KbrError
 from kbr.core.features import (
     Identity,
+    KernelPCA,
     Nystroem,
     PivotedCholesky,
     RandomFourier,
@@ -62,6 +63,18 @@ def test_fewer_features_on_demand():
     assert PivotedCholesky(max_rank=7).fit(a).train.shape == (50, 7)
     assert Nystroem(n_landmarks=7).fit(a).train.shape == (50, 7)
     assert Nystroem(n_landmarks=200).fit(a).train.shape == (50, 50)
+
+
+def test_kernel_pca_is_the_best_of_its_number():
+    a = points(0, 60, 5)
+    gram = Gaussian().fit(a)(a, a)
+    made = KernelPCA(n_features=12).fit(a)
+    left = torch.linalg.eigvalsh(gram - made.train @ made.train.mT)
+    expected = torch.linalg.eigvalsh(gram)[:-12]
+    torch.testing.assert_close(left[-48:].sort().values, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(made(a), made.train, rtol=0, atol=1e-9)
+    whole = KernelPCA(n_features=60).fit(a).train
+    torch.testing.assert_close(whole @ whole.mT, gram, rtol=0, atol=1e-10)
 
 
 def mean_error(kernel, n_features, orthogonal, dim=4, seeds=range(12)):

@@ -6,6 +6,7 @@ import torch
 
 from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter, OriginalRule
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
+from kbr.core.filters import recipe
 from kbr.core.filters.tuning import validation_start
 
 SMALL_GRID = {"scales": (0.7, 1.0, 1.4), "lams": (1e-3, 1e-2)}
@@ -249,3 +250,18 @@ def test_two_fits_are_one(filt, data):
     """Nothing random: a second fit gives the same numbers to the last digit."""
     again = KernelBayesFilter(**SMALL_GRID).fit(data.x_train, data.z_train)
     assert np.array_equal(again.filter(data.x_test).mean, filt.filter(data.x_test).mean)
+
+
+@pytest.mark.parametrize("rule", [ImportanceWeightedRule(), OriginalRule()])
+def test_leading_features_choose_as_the_whole_kernel_does(rule, monkeypatch):
+    """Noise in many coordinates gives the kernel full rank; tuning then works on its best part."""
+    generator = torch.Generator().manual_seed(0)
+    data = Oscillatory().generate(n_train=240, n_test=1, seed=0)
+    x = torch.cat([data.x_train, 0.3 * torch.randn(240, 40, generator=generator)], -1)
+    chosen = []
+    for rank in (64, 1000):
+        monkeypatch.setattr(recipe, "ROUGH_RANK", rank)
+        chosen.append(KernelBayesFilter(rule=rule).fit(x, data.z_train).choice)
+    for name in ("scale_z", "lam"):
+        assert getattr(chosen[0], name) == getattr(chosen[1], name)
+    torch.testing.assert_close(chosen[0].val_mse, chosen[1].val_mse, rtol=0.05, atol=0)

@@ -18,6 +18,8 @@ PICTURES = {
     "pictures/error",
     "pictures/ellipses",
     "pictures/weights",
+    "pictures/coverage",
+    "pictures/pit",
     "pictures/observations",
     "pictures/contact_sheet",
 }

@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
@@ -10,12 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from kbr.app import animation
+from kbr.app import animation, posterior_figures
+from kbr.app import run_figures as run_figures_module
 from kbr.app.animation import animate
 from kbr.app.heading import ANGLES, degrees, density_of_moments, density_of_weights, in_words
 from kbr.app.image_figures import contact_sheet, encoder_figure
 from kbr.app.methods import Outcome
-from kbr.app.posterior_figures import coverage, density, ellipse_axes, telling_steps
+from kbr.app.posterior_figures import are_alike, coverage, density, ellipse_axes, telling_steps
 from kbr.app.run_figures import run_figures
 from kbr.app.style import save
 from kbr.app.view import BELIEFS, View, as_pictures, first_weights, spread_out, view_of
@@ -58,7 +60,7 @@ def outcome(x_shape, dz=2, *, circular=False, window=None, weights=True, gaze=No
     )
 
 
-ALWAYS = {"trajectory", "error"}
+ALWAYS = {"trajectory", "error", "coverage", "pit"}
 SPRITES = {"x_shape": (1, 16, 16), "window": (-3.0, 3.0, 3.0, -3.0)}
 CASES = {
     "vector": ({"x_shape": (2,)}, {"ellipses", "weights"}),
@@ -97,6 +99,27 @@ def test_a_sweep_draws_the_trajectory_alone_and_makes_no_view(tmp_path):
         mean=made.mean, cov=made.cov, truth=made.truth, evidence=made.evidence, view=view
     )
     assert [path.name for path in run_figures(tmp_path, cheap, quick=True)] == ["trajectory.png"]
+
+
+def test_labels_name_the_axes_with_and_without_a_view(tmp_path, monkeypatch):
+    made, named = outcome((2,)), []
+
+    def keep(figure, path, kinds):
+        named.append(
+            [word for axis in figure.axes for word in (axis.get_xlabel(), axis.get_ylabel())]
+        )
+        return save(figure, path, kinds)
+
+    for module in (run_figures_module, posterior_figures):
+        monkeypatch.setattr(module, "save", keep)
+    labelled = replace(made, labels=("px [m]", "v [m/s]"), view=None)
+    run_figures(tmp_path, labelled)
+    assert all(any("px [m]" in word for word in words) for words in named)
+    named.clear()
+    view = replace(made.view(), labels=labelled.labels)
+    run_figures(tmp_path, replace(labelled, view=lambda: view))
+    assert len(named) == 4
+    assert all(any("v [m/s]" in word for word in words) for words in named)
 
 
 def test_answers_without_dynamics_are_a_scatter(tmp_path):
@@ -242,6 +265,15 @@ def test_density_peaks_where_the_weights_are():
     assert value.min() >= 0
     at = np.unravel_index(value.argmax(), value.shape)
     np.testing.assert_allclose([ticks[at[0]], ticks[at[1]]], z[17], atol=0.03)
+
+
+def test_densities_of_columns_in_other_units_are_the_same():
+    z, w = noise(200, 2, seed=7).numpy(), noise(200, seed=8).numpy()
+    ticks, size = np.linspace(-3, 3, 21), np.array([100.0, 0.01])
+    found = density(z * size, w, ticks * size[0], ticks * size[1])
+    np.testing.assert_allclose(found, density(z, w, ticks, ticks), rtol=1e-6)
+    assert are_alike(z)
+    assert not are_alike(z * size)
 
 
 def test_telling_steps_are_in_order_and_inside():

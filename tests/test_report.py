@@ -11,9 +11,9 @@ import pytest
 from run_folders import write_run
 
 from kbr.app.rebuild import rebuild_report
-from kbr.app.report_choices import edge_counts
+from kbr.app.report_choices import choices_html, edge_counts
 from kbr.app.runs import collect
-from kbr.app.sections import sections_of
+from kbr.app.sections import Section, sections_of
 from kbr.core.errors import KbrError
 
 SEEDS = range(8)
@@ -189,6 +189,18 @@ def test_failures_and_unfinished_runs_are_shown(tmp_path):
     assert "Failed runs" in text
     assert "lam must be positive" in text
     assert "1 run(s) not finished: n=300,iw" in text
+
+
+def test_errors_of_columns_are_no_choices():
+    row = {"data": "npz", "model": "iw", "seed": "0", "lam": "0.1", "rmse yaw [deg]": "3"}
+    section = Section(
+        data="npz", x=None, label="", reference=None, models=["iw"], rows=[row], runs=[],
+        notes={("iw", ""): ["x are vectors: encoder=mlp is used"]},
+    )  # fmt: skip
+    text = choices_html(section)
+    assert "lam" in text
+    assert "yaw" not in text
+    assert "in 0 of 1 cells" in text
 
 
 def test_edges_of_several_runs_add_up():

@@ -5,6 +5,8 @@ import os
 import pickle
 import signal
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import kbr._torchvision  # noqa: F401  (before lightning)
 
@@ -16,8 +18,10 @@ from torch import nn
 
 from kbr.core.checkpoint import plain, write_atomically
 from kbr.core.errors import KbrError
+from kbr.core.kernels import Gaussian
 from kbr.core.objectives import feature_loss
 from kbr.training import MLP, LearnedFilter, LSTMFilter, SoftArgmaxCNN
+from kbr.training.callbacks import KeepBest
 from kbr.training.data import SequenceData
 from kbr.training.lstm_filter import hold
 
@@ -284,6 +288,38 @@ def test_training_loss_is_the_closed_form_on_the_first_part(tmp_path):
     scaled = (x[:cut] - x[:cut].mean()) / x[:cut].std(correction=0)
     expected = feature_loss(untrained(scaled), filt._get().targets(z[:cut]), lam=filt.lam)
     torch.testing.assert_close(losses.seen, [expected.detach()], rtol=1e-4, atol=0)
+
+
+def test_targets_can_be_the_kernel_itself(tmp_path):
+    x, z = sequence()
+    filt = MODELS["learned"](targets="cholesky", scale=0.7)
+    filt.fit(x, z, folder=tmp_path, trainer=TRAINER)
+    phi = filt._get().targets(z[:40]).double()
+    kernel = Gaussian(scale=0.7).fit(z[:40].double())
+    torch.testing.assert_close(phi @ phi.mT, kernel(z[:40], z[:40]).double(), rtol=0, atol=1e-5)
+    loaded = LearnedFilter.load(tmp_path / "checkpoints" / "best.ckpt")
+    torch.testing.assert_close(loaded.filter(x).mean, filt.filter(x).mean)
+    with pytest.raises(KbrError, match="fourier or cholesky"):
+        LearnedFilter(targets="random")
+
+
+def test_later_weights_are_kept_unless_clearly_worse():
+    """Errors of looks 1, 2, ... and the look whose weights are kept in the end."""
+    for errors, slack, kept, stopped in (
+        ((1.0, 0.9, 1.1), 0.25, 3, False),
+        ((1.0, 0.9, 1.2), 0.25, 2, False),
+        ((1.0, 0.9, 1.1), 0.0, 2, False),
+        ((0.5, 0.7, 0.6, 0.9), 0.25, 3, False),
+        ((0.5, 0.7, 0.8), 0.25, 1, True),
+    ):
+        keep = KeepBest(Path("unused"), patience=2, every=100, slack=slack)
+        for epoch, error in enumerate(errors):
+            trainer = SimpleNamespace(
+                callback_metrics={"val/mse": error}, current_epoch=epoch, should_stop=False
+            )
+            keep.on_validation_end(trainer, torch.nn.Linear(1, 1))
+        assert (keep.epoch, keep.score) == (kept, errors[kept - 1])
+        assert trainer.should_stop == stopped
 
 
 def test_lstm_encodes_each_frame_once(tmp_path):

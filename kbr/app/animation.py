@@ -16,9 +16,9 @@ from torch import Tensor
 from kbr.app.heading import ANGLES, density_of_moments, density_of_weights
 from kbr.app.image_figures import MARKS
 from kbr.app.methods import Outcome
-from kbr.app.posterior_figures import ESTIMATE, OBSERVED, TRUTH, ellipse_axes, name_axes
+from kbr.app.posterior_figures import ESTIMATE, OBSERVED, TRUTH, are_alike, ellipse_axes, name_axes
 from kbr.app.run_folder import write_bytes
-from kbr.app.style import RC
+from kbr.app.style import STYLE
 from kbr.app.view import BELIEFS, View, as_pictures
 
 TRAIL = 12  # steps of the path that stay visible
@@ -32,13 +32,13 @@ Draw = Callable[[int], None]
 
 def animate(path: Path, outcome: Outcome) -> Path | None:
     """Writes the GIF; None where there is nothing that moves in a plane."""
-    if outcome.view is None or outcome.cov is None or outcome.mean.shape[-1] < 2:
+    if outcome.view is None or outcome.shown_cov is None or outcome.mean.shape[-1] < 2:
         return None
     view = outcome.view()
     mean, truth = outcome.mean[0].double(), outcome.truth[0].double()
-    cov = outcome.cov[0].double()
+    cov = outcome.shown_cov[0].double()
     steps = min(BELIEFS, len(mean))
-    with plt.rc_context({**RC, "figure.dpi": 100, "font.size": 8}):
+    with plt.style.context(STYLE), plt.rc_context({"figure.dpi": 100, "font.size": 8}):
         size = (5.4, 3.2) if view.has_images else (3.4, 3.8)
         figure = plt.figure(figsize=size, layout="constrained")
         axes, parts = figure.subplots(1, 1 + view.has_images, squeeze=False)[0], []
@@ -50,7 +50,7 @@ def animate(path: Path, outcome: Outcome) -> Path | None:
             rose = figure.add_subplot(place, projection="polar")
             parts.append(_compass(rose, mean, truth, cov, view))
         else:
-            parts.append(_plane(axes[-1], mean, truth, cov, view))
+            parts.append(_plane(axes[-1], mean, truth, cov, view, outcome.shown_spread))
         handles, labels = figure.axes[-1].get_legend_handles_labels()
         figure.legend(
             handles, labels, loc="outside lower center", ncols=2 + view.has_images, fontsize=8
@@ -105,31 +105,31 @@ def _frames(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View) -> 
     return draw
 
 
-def _plane(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View) -> Draw:
+def _plane(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View, spread: str) -> Draw:
     """Paths of the last steps in the plane of the latent (its first two coordinates)."""
     z = view.z_train.double().numpy()
     axis.plot(z[:, 0], z[:, 1], ".", color="#cccccc", ms=2, label="training latents")
-    is_seen = view.x_test.ndim == 2 and view.x_test.shape[1] == mean.shape[1]
-    if is_seen:
+    if view.shows_x_as_z:
         seen = axis.plot([], [], "x", color=OBSERVED, ms=8, mew=2, label="observation")[0]
     path = axis.plot([], [], color=TRUTH, lw=1, ls="--", label="truth", **MARKS["truth"])[0]
-    guess = axis.plot([], [], color=ESTIMATE, lw=1.2, label="filter mean", **MARKS["filter mean"])[
-        0
-    ]
+    named = {"label": f"filter mean, {spread}", **MARKS["filter mean"]}
+    guess = axis.plot([], [], color=ESTIMATE, lw=1.2, **named)[0]
     ring = _ring(axis, cov, ESTIMATE)
     everything = np.concatenate([z[:, :2], mean[:BELIEFS, :2].numpy(), truth[:BELIEFS, :2].numpy()])
     centre = (everything.min(0) + everything.max(0)) / 2
-    reach = 1.08 * np.ptp(everything, axis=0).max() / 2 + 1e-9
+    reach = 1.08 * np.ptp(everything, axis=0) / 2 + 1e-9
+    if are_alike(everything):
+        reach[:] = reach.max()
     ends = np.stack([centre - reach, centre + reach], -1)
     axis.set(xlim=ends[0], ylim=ends[1], box_aspect=1)
-    name_axes(axis, view)
+    name_axes(axis, view.names, view)
 
     def draw(t: int) -> None:
         start = max(0, t + 1 - TRAIL)
         for line, values in ((path, truth), (guess, mean)):
             line.set_data(*values[start : t + 1, :2].T.numpy())
             line.set_markevery([t - start])
-        if is_seen:
+        if view.shows_x_as_z:
             seen.set_data(*view.x_test[t : t + 1, :2].T.numpy())
         ring(mean, t)
 

@@ -20,6 +20,7 @@ CONFIGS = str(
 OmegaConf.register_new_resolver(
     "resume_or", lambda resume, folder: folder if resume is None else resume, replace=True
 )
+OmegaConf.register_new_resolver("flat", lambda name: name.replace("/", "_"), replace=True)
 OmegaConf.register_new_resolver("either", lambda flag, yes, no: yes if flag else no, replace=True)
 
 

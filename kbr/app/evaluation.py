@@ -1,9 +1,11 @@
 """Evaluate a finished run from its folder alone: same data, same checkpoint, same numbers."""
 
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +15,10 @@ from kbr.app.animation import animate
 from kbr.app.cli import stop
 from kbr.app.job import build, saved_config, trial_seeds, write_outcome
 from kbr.app.methods import Method, Outcome
+from kbr.app.own.problem import OwnData
 from kbr.app.problems import Filtering, Problem
 from kbr.app.run_figures import run_figures
-from kbr.app.run_folder import MANIFEST, write_bytes
+from kbr.app.run_folder import DATA, MANIFEST, write_bytes
 from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.errors import KbrError
 
@@ -83,8 +86,7 @@ def evaluate_run(folder: Path, *, seed: int | None = None, device: str = "cpu") 
     problem, method, outcome = done.problem, done.method, done.outcome
     target = folder / "evaluation" / ("" if seed is None else f"seed_{seed}")
     metrics = write_outcome(target, problem, method.name, done.seeds, outcome)
-    assert outcome.cov is not None
-    _save_posterior(target / "posterior.npz", outcome.mean, outcome.cov, outcome.truth)
+    _save_posterior(target / "posterior.npz", outcome)
     run_figures(target / "figures", outcome)
     animate(target / "figures" / "filter.gif", outcome)
     fresh = "" if seed is None else f", fresh test sequences from seed {seed}"
@@ -104,6 +106,8 @@ def apply_model(folder: Path, *, seed: int | None = None, device: str = "cpu") -
     torch.set_num_threads(saved.trainer.threads)
     seeds = trial_seeds(saved)
     problem, method = build(saved)
+    if isinstance(problem, OwnData):
+        problem.check_same(json.loads((folder / DATA).read_text()))
     if seed is not None:
         problem = _fresh(problem, seed - seeds[0])
     if device != "cpu":
@@ -132,6 +136,11 @@ def _on_device(method: Method, device: str) -> Method:
 
 
 def _fresh(problem: Problem, shift: int) -> Problem:
+    if isinstance(problem, OwnData):
+        raise KbrError(
+            f"data.seed asks for fresh test sequences; data={problem.name} is a recording, whose "
+            "test rows are all there are. Leave out data.seed."
+        )
     if not isinstance(problem, Filtering):
         raise KbrError(
             f"data.seed asks for fresh test sequences; data={problem.name} has none (its seed "
@@ -147,7 +156,12 @@ def _paths(given: str | Sequence[str]) -> list[Path]:
     return [Path(str(one)) for one in (given if several else [given])]
 
 
-def _save_posterior(path: Path, mean: torch.Tensor, cov: torch.Tensor, truth: torch.Tensor) -> None:
+def _save_posterior(path: Path, outcome: Outcome) -> None:
+    assert outcome.cov is not None
+    arrays = {"mean": outcome.mean, "cov": outcome.cov, "truth": outcome.truth}
+    content: dict[str, Any] = {name: value.numpy() for name, value in arrays.items()}
+    if outcome.labels is not None:
+        content["labels"] = np.array(outcome.labels)
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, mean=mean.numpy(), cov=cov.numpy(), truth=truth.numpy())
+    np.savez_compressed(buffer, **content)
     write_bytes(path, buffer.getvalue())

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kbr.app.heading import in_words
-from kbr.app.style import RC, save
+from kbr.app.style import STYLE, save
 from kbr.app.view import View, as_pictures, spread_out
 
 FRAMES = 10
@@ -33,7 +33,7 @@ def observations(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
     frames = as_pictures(view.x_test[steps])
     rows = 1 if len(steps) <= FRAMES // 2 else 2
     columns = -(-len(steps) // rows)
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         shape = frames.shape[1] / frames.shape[2]
         size = (1.45 * columns, (1.45 * shape + 0.2) * rows + (0.3 if view.window else 0))
         figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
@@ -70,7 +70,7 @@ def contact_sheet(images: Tensor, titles: list[str]) -> Any:
     height, width = frames.shape[-2] + strip, frames.shape[-1]
     grid = make_grid(pad(frames, (0, 0, strip, 0), value=1.0), COLUMNS, gap, pad_value=1.0)
     tall, wide = grid.shape[-2:]
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         figure = plt.figure(figsize=(wide / 100, tall / 100))
         axis = figure.add_axes((0, 0, 1, 1))
         axis.set_axis_off()
@@ -92,7 +92,7 @@ def encoder_figure(frames: Tensor, maps: Tensor, places: Tensor) -> Any:
     stride = round(tall / cells[0])
     frame = _borders(tall, cells[0], stride), _borders(wide, cells[1], stride)
     grid = _borders(cells[0], cells[0], 1), _borders(cells[1], cells[1], 1)
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         size = (1.6 * len(shown) + 0.3, 2 * 1.6 * tall / wide + 0.2)
         figure, axes = plt.subplots(2, len(shown), figsize=size, squeeze=False)
         for b, (above, below) in enumerate(axes.T):

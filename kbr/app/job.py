@@ -19,10 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 from kbr.app.cli import stop
 from kbr.app.methods import Method, Outcome
 from kbr.app.monitoring import log_outcome
+from kbr.app.own.problem import OwnData
 from kbr.app.problems import Problem
 from kbr.app.run_figures import run_figures
 from kbr.app.run_folder import (
     BEST,
+    DATA,
     FAILURE,
     MANIFEST,
     METRICS,
@@ -34,11 +36,21 @@ from kbr.app.run_folder import (
     write_rows,
 )
 from kbr.app.trainer import launch_of, trainer_settings
+from kbr.app.uncertainty_figures import uncertainty_metrics
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError, Preempted
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PREEMPTED = 143  # exit code of a run that a signal stopped and that can go on: 128 + SIGTERM
+
+SHOWN = (
+    "val/mse",
+    "val/mse_standardised",
+    "test/angular_error_degrees",
+    "test/mse_of_zero",
+    "test/mse_of_mean",
+    "test/mse_of_raw_kernel",
+)
 
 
 def train_job(config: DictConfig) -> float | None:
@@ -112,6 +124,8 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     outcome = method.run(problem, seeds, context)
     seconds = time.perf_counter() - started
     metrics = write_outcome(folder, problem, method.name, seeds, outcome)
+    if isinstance(problem, OwnData):
+        write_json(folder / DATA, problem.record())
     if outcome.state:  # trained models have written theirs already
         checkpoint.save(folder / BEST, outcome.state)
     pictures = run_figures(folder / "figures", outcome, quick=sweeping)
@@ -129,9 +143,14 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
 
 
 def build(config: DictConfig) -> tuple[Problem, Method]:
-    """The problem and the method that a config describes; our own errors come through."""
+    """The problem and the method that a config describes."""
+    return construct(config.data.problem), construct(config.model, _convert_="all")
+
+
+def construct(config: DictConfig, **settings: Any) -> Any:
+    """What a config describes; our own errors come through."""
     try:
-        return instantiate(config.data.problem), instantiate(config.model, _convert_="all")
+        return instantiate(config, **settings)
     except InstantiationException as error:
         if isinstance(error.__cause__, KbrError):
             raise error.__cause__ from None
@@ -162,10 +181,14 @@ def write_outcome(
     }
     if outcome.evidence is not None:
         metrics["test/steps_without_evidence"] = int((~outcome.evidence).sum())
+        metrics |= uncertainty_metrics(outcome)
     for name, values in outcome.chosen.items():
-        key = "val/mse" if name == "val_mse" else f"chosen/{name}"
+        key = f"val/{name[4:]}" if name.startswith("val_") else f"chosen/{name}"
         if not bool(values.isnan().any()):
             metrics[key] = float(values.double().mean())
+    rmse = (outcome.mean - outcome.truth).square().mean(-2).sqrt()  # [trials, dz]
+    for name, values in zip(outcome.labels or (), rmse.unbind(-1), strict=False):
+        metrics[f"test/rmse/{name}"] = float(values.mean())
     rows = [
         {
             **problem.columns(),
@@ -173,6 +196,7 @@ def write_outcome(
             "seed": seed,
             **{name: _tidy(float(values[i])) for name, values in outcome.chosen.items()},
             "mse": float(mse[i]),
+            **{f"rmse {n}": float(rmse[i, k]) for k, n in enumerate(outcome.labels or ())},
             "seconds": round((outcome.fit_seconds + outcome.test_seconds) / len(seeds), 4),
         }
         for i, seed in enumerate(seeds)
@@ -190,26 +214,24 @@ def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: fl
     line = f"{metrics['test/mse']:.4f}"
     if metrics["test/trials"] > 1:
         line += f" ± {metrics['test/mse_stderr']:.4f}"
-    print(f"\n  test/mse   {line}   ({seconds:.1f} s)")
-    for name in (
-        "val/mse",
-        "test/angular_error_degrees",
-        "test/mse_of_zero",
-        "test/mse_of_raw_kernel",
-    ):
-        if name in metrics:
-            print(f"  {name:<10} {metrics[name]:.4f}")
+    shown = [name for name in SHOWN if name in metrics]
+    width = max(map(len, ["test/mse  ", *shown]))
+    print(f"\n  {'test/mse':<{width}} {line}   ({seconds:.1f} s)")
+    for name in shown:
+        print(f"  {name:<{width}} {metrics[name]:.4f}")
+    for label in outcome.labels or ():
+        print(f"  {'test/rmse':<{width}} {metrics[f'test/rmse/{label}']:<8.4g} {label}")
     if "filter/engine" in metrics:
-        print(f"  engine     {metrics['filter/engine']}")
+        print(f"  {'engine':<{width}} {metrics['filter/engine']}")
     for note in outcome.notes:
         print(f"  note: {note}")
-    if outcome.notes:
+    if any("edge" in note for note in outcome.notes):
         print("  widen these grids (model.scales, model.lams, ...) if the error matters")
-    shown = _shown(folder)
-    print(f"\n  run folder:  {shown}")
-    print(f"  evaluate:    python evaluate.py run={shown}")
+    place = _shown(folder)
+    print(f"\n  run folder:  {place}")
+    print(f"  evaluate:    python evaluate.py run={place}")
     if (folder / "tensorboard").is_dir():
-        print(f"  monitor:     tensorboard --logdir {shown}")
+        print(f"  monitor:     tensorboard --logdir {place}")
 
 
 def _shown(folder: Path) -> Path:

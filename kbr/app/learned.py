@@ -4,21 +4,23 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from hydra.utils import instantiate
 
+from kbr.app.calibrated import Remembered, calibrated_cov
 from kbr.app.image_figures import encoder_figure
 from kbr.app.methods import Outcome
-from kbr.app.problems import Filtering, Problem
+from kbr.app.problems import Filtering, PosteriorMean, Problem, Sequential
 from kbr.app.run_folder import BEST, RunContext
-from kbr.app.view import View, first_weights, spread_out, view_of
+from kbr.app.view import View, spread_out
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.result import FilterResult, mean_squared_error
+from kbr.training.encoders import MLP
 from kbr.training.gaze import LogGaze
 from kbr.training.learned_filter import LearnedFilter
 from kbr.training.progress import EpochBar, quiet_lightning
@@ -42,8 +44,8 @@ class TrainedMethod:
     trains: ClassVar[bool] = True  # so several workers are of use
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
-        self._check(problem)
-        assert isinstance(problem, Filtering)
+        problem = self._sequential(problem)
+        filt, notes = self._suited(problem)
         quiet_lightning()
         shown = context.is_first and not context.quiet
         parts, raw, started = [], [], time.perf_counter()
@@ -55,13 +57,13 @@ class TrainedMethod:
             resume = context.resume and _trial_folder(context.resume, seed, seeds)
             if resume and not (resume / "checkpoints" / "last.ckpt").is_file():
                 resume = None  # this trial had not begun
-            if not context.resume and self.filter.was_interrupted(
+            if not context.resume and filt.was_interrupted(
                 folder, data.x_train, data.z_train, seed
             ):
                 resume = folder
                 if shown:
                     print(f"  going on from {folder / 'checkpoints' / 'last.ckpt'}")
-            self.filter.fit(
+            filt.fit(
                 data.x_train,
                 data.z_train,
                 seed=seed,
@@ -70,62 +72,85 @@ class TrainedMethod:
                     **context.trainer,
                     "logger": instantiate(context.logger)(save_dir=folder),
                     "enable_progress_bar": False,
-                    "callbacks": self._callbacks(data.x_train, seed) if shown else [],
+                    "callbacks": self._callbacks(problem, data.x_train, seed) if shown else [],
                 },
                 resume=resume,
             )
             if not context.is_first:
                 continue
-            edges += self.filter.edges
+            edges += filt.edges
             began = time.perf_counter()
-            parts.append((self.filter.filter(data.x_test), data.z_test, dict(self.filter.chosen)))
-            parts[-1][2]["val_mse"] = self.filter.val_mse
+            remembered = Remembered(filt)
+            result, truth = problem.test(remembered, data)  # type: ignore[arg-type]
             spent += time.perf_counter() - began
+            parts.append(_part(remembered, problem, data, result, truth))
             if self.compare_raw:
                 plain = KernelBayesFilter().fit(data.x_train, data.z_train)
-                raw.append(mean_squared_error(plain.filter(data.x_test).mean, data.z_test))
+                result, truth = problem.test(plain, data)  # type: ignore[arg-type]
+                raw.append(mean_squared_error(result.mean, truth))
         if not context.is_first:
             raise SystemExit(0)  # the first worker tests and writes
-        info: dict[str, Any] = {"fit/epochs": self.filter.n_epochs}
+        info: dict[str, Any] = {"fit/epochs": filt.n_epochs, **problem.info()}
         if raw:
             info["test/mse_of_raw_kernel"] = float(torch.stack(raw).mean())
         made = _stack(parts, time.perf_counter() - started - spent, spent, info)
-        notes = _counted(edges, len(seeds))
-        view = cache(lambda: self._view(problem, seeds, context.folder))
-        return replace(made, notes=notes, view=view)
+        return replace(
+            made,
+            labels=problem.labels,
+            notes=(*notes, *_counted(edges, len(seeds))),
+            view=cache(lambda: self._view(problem, seeds, context.folder)),
+        )
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
-        self._check(problem)
-        assert isinstance(problem, Filtering)
+        problem = self._sequential(problem)
         parts, began = [], time.perf_counter()
         for seed in seeds:
             data = problem.data(seed)
-            loaded = type(self.filter).load(_trial_folder(folder, seed, seeds) / BEST)
+            loaded = self._load(problem, seed, seeds, folder)
             loaded.to(self.device)
-            chosen = {**loaded.chosen, "val_mse": loaded.val_mse}
-            parts.append((loaded.filter(data.x_test), data.z_test, chosen))
-        made = _stack(parts, 0.0, time.perf_counter() - began, {})
-        return replace(made, view=cache(lambda: self._view(problem, seeds, folder)))
+            remembered = Remembered(loaded)
+            result, truth = problem.test(remembered, data)  # type: ignore[arg-type]
+            parts.append(_part(remembered, problem, data, result, truth))
+        made = _stack(parts, 0.0, time.perf_counter() - began, problem.info())
+        view = cache(lambda: self._view(problem, seeds, folder))
+        return replace(made, labels=problem.labels, view=view)
 
-    def _view(self, problem: Filtering, seeds: Sequence[int], folder: Path) -> View:
-        data = problem.data(seeds[0])
-        path = _trial_folder(folder, seeds[0], seeds) / BEST
-        loaded = type(self.filter).load(path, encoder=self.filter.encoder)
-        weights = None
-        if isinstance(loaded, LearnedFilter):
-            weights = first_weights(loaded, data.x_test)
-        return view_of(problem.task, data, weights=weights, gaze=loaded.gaze)
+    def _view(self, problem: Sequential, seeds: Sequence[int], folder: Path) -> View:
+        loaded = self._load(problem, seeds[0], seeds, folder)
+        weighing = loaded if isinstance(loaded, LearnedFilter) else None
+        return problem.view(problem.data(seeds[0]), weighing, loaded.gaze)  # type: ignore[arg-type]
 
-    def _callbacks(self, x_train: torch.Tensor, seed: int) -> list[Any]:
-        frames = x_train[spread_out(GAZE_FRAMES, len(x_train))]
-        return [EpochBar(f"{self.name} seed {seed}"), LogGaze(frames, encoder_figure)]
+    def _load(
+        self, problem: Sequential, seed: int, seeds: Sequence[int], folder: Path
+    ) -> TrainedFilter:
+        path = _trial_folder(folder, seed, seeds) / BEST
+        return type(self.filter).load(path, encoder=self._suited(problem)[0].encoder)
 
-    def _check(self, problem: Problem) -> None:
-        if not isinstance(problem, Filtering):
+    def _callbacks(self, problem: Sequential, x_train: Any, seed: int) -> list[Any]:
+        rows = [x_train] if isinstance(x_train, torch.Tensor) else x_train
+        frames = [frame for piece in rows for frame in piece]
+        few = torch.stack([frames[i] for i in spread_out(GAZE_FRAMES, len(frames))])
+
+        def draw(x: torch.Tensor, *found: torch.Tensor) -> Any:
+            return encoder_figure(problem.as_recorded(x), *found)
+
+        return [EpochBar(f"{self.name} seed {seed}"), LogGaze(few, draw)]
+
+    def _sequential(self, problem: Problem) -> Sequential:
+        if isinstance(problem, PosteriorMean):
             raise KbrError(
                 f"model={self.name} is a filter; data={problem.name} has no sequences. Use "
                 "model=iw, iw_paper, original or iw_true_ratio, or another data."
             )
+        return problem
+
+    def _suited(self, problem: Sequential) -> tuple[TrainedFilter, tuple[str, ...]]:
+        """The filter with an encoder that takes these observations: own vectors need the MLP."""
+        encoder = self.filter.encoder
+        kind = encoder.func if isinstance(encoder, partial) else encoder
+        if isinstance(problem, Filtering) or problem.recording.has_images or kind is MLP:
+            return self.filter, ()
+        return replace(self.filter, encoder=partial(MLP)), ("x are vectors: encoder=mlp is used",)
 
 
 def _trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:
@@ -139,8 +164,24 @@ def _counted(edges: Sequence[str], trials: int) -> tuple[str, ...]:
     return tuple(f"{note} in {count} of {trials}" for note, count in counts.items())
 
 
+Part = tuple[FilterResult, torch.Tensor, dict[str, float], torch.Tensor | None]
+
+
+def _part(
+    remembered: Remembered,
+    problem: Sequential,
+    data: Any,
+    result: FilterResult,
+    truth: torch.Tensor,
+) -> Part:
+    """One trial: beliefs, truth, what was chosen, calibrated covariances."""
+    filt = remembered.made
+    chosen = {**filt.chosen, problem.val_name: filt.val_mse}
+    return result, truth, chosen, calibrated_cov(remembered, problem, data)
+
+
 def _stack(
-    parts: list[tuple[FilterResult, torch.Tensor, dict[str, float]]],
+    parts: list[Part],
     fit_seconds: float,
     test_seconds: float,
     info: dict[str, Any],
@@ -148,9 +189,11 @@ def _stack(
     results = [part[0] for part in parts]
     mean = torch.stack([r.mean for r in results]).double()
     names = list(parts[0][2])
+    calibrated = [part[3].double() for part in parts if part[3] is not None]
     return Outcome(
         mean=mean,
         cov=torch.stack([r.cov for r in results]).double(),
+        calibrated=torch.stack(calibrated) if calibrated else None,
         evidence=torch.stack([r.evidence for r in results]),
         truth=torch.stack([part[1] for part in parts]).to(mean),
         chosen={name: torch.tensor([part[2][name] for part in parts]) for name in names},

@@ -6,7 +6,7 @@ batch. `evaluate` gives the same outcome again from the checkpoint's contents.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,23 +14,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kbr.app.problems import Filtering, PosteriorMean, Problem
+from kbr.app.calibrated import Remembered, calibrated_cov
+from kbr.app.problems import PosteriorMean, Problem, Sequential
 from kbr.app.progress import grid_progress
 from kbr.app.run_folder import BEST, RunContext
-from kbr.app.view import View, first_weights, view_of
+from kbr.app.view import View
 from kbr.core import checkpoint
-from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import ETAS, SCALES, WIDTHS, KernelBayesFilter
 from kbr.core.filters.known_transition import TransitionRatio
-from kbr.core.filters.result import FilterResult
+from kbr.core.filters.storage import RUN_KIND as KIND  # of the checkpoints written here
 from kbr.core.filters.tuning import CHOICES
 from kbr.core.ratios import ExactRatio, KuLSIF
 from kbr.core.rule_tuning import tune_rule
 from kbr.core.rules import ImportanceWeightedRule, Rule
 
-KIND = "kbr.kernel"  # of the checkpoints written here
 PAPER_RIDGE = 0.2  # eta = lam in the paper's posterior-mean experiment
 
 
@@ -48,12 +47,24 @@ class Outcome:
     notes: tuple[str, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
     evidence: Tensor | None = None
+    calibrated: Tensor | None = None  # covariances after calibration, like cov
+    labels: tuple[str, ...] | None = None  # of the columns, with units; None: z_1, z_2, ...
     view: Callable[[], View] | None = None  # for pictures; made only where they are drawn
 
     @property
     def mse(self) -> Tensor:
         """Squared distance summed over coordinates, averaged over steps: one number a trial."""
         return (self.mean - self.truth).square().sum(-1).mean(-1)
+
+    @property
+    def shown_cov(self) -> Tensor | None:
+        """The covariances to show: calibrated where there are such."""
+        return self.cov if self.calibrated is None else self.calibrated
+
+    @property
+    def shown_spread(self) -> str:
+        """What pictures call two standard deviations of it."""
+        return "2 sd" if self.calibrated is None else "2 sd, calibrated"
 
 
 class Method(Protocol):
@@ -108,10 +119,10 @@ class KernelMethod:
             return [self.lam]
         return self.lams if self.lams is not None else self.rule.LAMS
 
-    def _filter(self, problem: Filtering) -> KernelBayesFilter:
+    def _filter(self, problem: Sequential) -> KernelBayesFilter:
         rule = replace(self.rule, lam=self.lam)
         if self.true_ratio:
-            rule = replace(rule, ratio=TransitionRatio(model=problem.task.state_space()))
+            rule = replace(rule, ratio=TransitionRatio(model=problem.state_space()))
         return KernelBayesFilter(
             rule=rule,
             eta=self.eta,
@@ -124,41 +135,43 @@ class KernelMethod:
         )
 
     def _filtered(
-        self, made: KernelBayesFilter, problem: Filtering, data: Any, seconds: float
+        self, made: KernelBayesFilter, problem: Sequential, data: Any, seconds: float
     ) -> Outcome:
         started = time.perf_counter()
-        result = made.filter(data.x_test)
-        operators = made.operators
-
-        @cache
-        def view() -> View:
-            weights = first_weights(self._first(made, problem), data.x_test[0], batch=(1,))
-            return view_of(problem.task, _first_trial(data), weights=weights)
-
+        remembered = Remembered(made)
+        result, truth = problem.test(remembered, data)
+        spent = time.perf_counter() - started
+        operators, trials = made.operators, result.mean.shape[:-2]
+        chosen = {name: getattr(made.choice, name).expand(trials) for name in CHOICES}
+        chosen[problem.val_name] = chosen.pop("val_mse")
         return Outcome(
             mean=result.mean,
             cov=result.cov,
+            calibrated=calibrated_cov(remembered, problem, data),
             evidence=result.evidence,
-            truth=data.z_test.to(result.mean),
-            chosen={name: getattr(made.choice, name) for name in CHOICES},
+            truth=truth,
+            labels=problem.labels,
+            chosen=chosen,
             fit_seconds=seconds,
-            test_seconds=time.perf_counter() - started,
+            test_seconds=spent,
             info={
                 "filter/engine": operators.update.name,
                 "filter/rank_z": operators.phi.shape[-1],
+                **problem.info(),
             },
             notes=made.choice.edges,
             state={"kind": KIND, "filter": made.state()},
-            view=view,
+            view=cache(lambda: problem.view(data, self._first(made, problem))),
         )
 
-    def _first(self, made: KernelBayesFilter, problem: Filtering) -> KernelBayesFilter:
+    def _first(self, made: KernelBayesFilter, problem: Sequential) -> KernelBayesFilter:
         """The filter of the first trial alone."""
         state: dict[str, Any] = made.state()
-        if len(state["z"]) == 1:
+        if state["z"].ndim == 2 or len(state["z"]) == 1:
             return made
-        choice = {name: values[:1] for name, values in state["choice"].items()}
-        alone = {"x": state["x"][:1], "z": state["z"][:1], "choice": choice}
+        alone: dict[str, Any] = {"x": state["x"][:1], "z": state["z"][:1]}
+        for part in {"choice", "calibration"} & state.keys():
+            alone[part] = {name: values[:1] for name, values in state[part].items()}
         return self._filter(problem).restore({**state, **alone})
 
     def _posterior(
@@ -225,24 +238,21 @@ class ModelMethod:
         return self.evaluate(problem, seeds, context.folder)
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
-        if not isinstance(problem, Filtering):
+        if isinstance(problem, PosteriorMean):
             raise KbrError(
                 f"model={self.name} is a filter; data={problem.name} has no dynamics. Use "
                 "model=iw, iw_paper, original or iw_true_ratio, or another data."
             )
+        made = self.filter(model=problem.state_space())
         data = problem.trials(seeds)
         started = time.perf_counter()
-        result: FilterResult = self.filter(model=problem.task.state_space()).filter(data.x_test)
+        result, truth = problem.test(made, data)  # type: ignore[arg-type]
         return Outcome(
             mean=result.mean,
             cov=result.cov,
             evidence=result.evidence,
-            truth=data.z_test.to(result.mean),
+            truth=truth,
+            labels=problem.labels,
             test_seconds=time.perf_counter() - started,
-            view=lambda: view_of(problem.task, _first_trial(data)),
+            view=cache(lambda: problem.view(data)),  # type: ignore[arg-type]
         )
-
-
-def _first_trial(data: FilteringData) -> FilteringData:
-    names = [each.name for each in fields(FilteringData)]
-    return FilteringData(**{name: getattr(data, name)[0] for name in names})

@@ -9,12 +9,13 @@ import torch
 from matplotlib.patches import Ellipse
 from torch import Tensor
 
-from kbr.app.style import RC, save
+from kbr.app.style import STYLE, save
 from kbr.app.view import View
 
 TRUTH, ESTIMATE, OBSERVED, AGAINST = "#000000", "#0072B2", "#E69F00", "#D55E00"
 LAST = 20  # steps with ellipses
 PANELS = 3
+ALIKE = 5  # ratio of two coordinates' spreads that share one scale
 GRID = 80  # points of the density along either axis
 
 
@@ -43,12 +44,14 @@ def ellipses(
     truth: np.ndarray,
     cov: np.ndarray,
     evidence: np.ndarray,
+    names: list[str],
     view: View | None,
+    spread: str,
 ) -> Path:
     """The last steps in the plane of the latent; a thin line joins each mean to its truth."""
     inside = coverage(mean, truth, cov)
     mean, truth, cov, evidence = mean[-LAST:], truth[-LAST:], cov[-LAST:], evidence[-LAST:]
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         figure, axis = plt.subplots(figsize=(4.4, 4.6))
         width, height, angle = ellipse_axes(cov)
         for k in range(len(mean)):
@@ -57,11 +60,12 @@ def ellipses(
             ellipse.set(facecolor=f"{ESTIMATE}0c", edgecolor=f"{ESTIMATE}80")
         axis.plot(*np.stack([mean, truth], 1).transpose(2, 1, 0), color="#777777", lw=0.6)
         axis.plot(*truth.T, color=TRUTH, lw=1, ls="--", marker=".", ms=4, label="truth")
-        axis.plot(*mean.T, "o", color=ESTIMATE, ms=4, label="filter mean, 2 sd")
+        axis.plot(*mean.T, "o", color=ESTIMATE, ms=4, label=f"filter mean, {spread}")
         if not evidence.all():
             axis.plot(*mean[~evidence].T, "x", color=AGAINST, ms=7, label="no evidence")
-        axis.set_aspect("equal", adjustable="datalim")
-        name_axes(axis, view)
+        if are_alike(np.concatenate([mean, truth])):
+            axis.set_aspect("equal", adjustable="datalim")
+        name_axes(axis, names, view)
         caption = f"last {len(mean)} steps; within 2 sd at {inside:.0%} of all (Gaussian: 86%)"
         axis.set_title(caption, fontsize=8, pad=24)
         axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, columnspacing=1)
@@ -75,7 +79,7 @@ def weights_figure(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
     steps = telling_steps(view.weights)
     z = view.z_train.double().numpy()
     above, below = (_curve, _stems) if z.shape[1] == 1 else (_shade, _dots)
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         size = (2.4 * len(steps) + 0.6, 5.2)
         figure, axes = plt.subplots(
             2, len(steps), figsize=size, sharex=True, sharey="row", squeeze=False
@@ -85,7 +89,7 @@ def weights_figure(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
             for axis, draw in zip(axes[:, k], (above, below), strict=True):
                 draw(axis, z, w)
                 place(axis, mean[t].double().numpy(), truth[t].double().numpy())
-                name_axes(axis, view)
+                name_axes(axis, view.names, view)
                 axis.label_outer()
             axes[0, k].set_title(f"step {t + 1}", fontsize=9)
         for axis, name in zip(axes[:, 0], ("density", "weights"), strict=True):
@@ -111,13 +115,13 @@ def telling_steps(weights: Tensor) -> list[int]:
 def density(z: np.ndarray, w: np.ndarray, *ticks: np.ndarray) -> np.ndarray:
     """Weighted kernel density estimate on the grid of the ticks, one array for each coordinate.
 
-    Math: p(a) ~ sum_i max(w_i, 0) prod_k exp(-(a_k - z_ik)^2 / 2 h^2),  h = s n^(-1/(d + 4)) / 2,
-          s the latents' standard deviation.
+    Math: p(a) ~ sum_i max(w_i, 0) prod_k exp(-(a_k - z_ik)^2 / 2 h_k^2),
+          h_k = s_k n^(-1/(d + 4)) / 2,  s_k the standard deviation of the latents' coordinate k.
     Ref:  Scott 1992 (the bandwidth; halved, as a belief is narrower than all latents together).
     """
     n, d = len(z), len(ticks)
-    h = float(z[:, :d].std(0).mean()) * n ** (-1 / (d + 4)) / 2 + 1e-12
-    bumps = [np.exp(-np.square((t[:, None] - z[:, k]) / h) / 2) for k, t in enumerate(ticks)]
+    h = z[:, :d].std(0) * n ** (-1 / (d + 4)) / 2 + 1e-12
+    bumps = [np.exp(-np.square((t[:, None] - z[:, k]) / h[k]) / 2) for k, t in enumerate(ticks)]
     letters = "abc"[:d]
     terms = ",".join(f"{letter}n" for letter in letters)
     value: np.ndarray = np.einsum(f"{terms},n->{letters}", *bumps, w.clip(0), optimize=True)
@@ -168,9 +172,14 @@ def _stems(axis: Any, z: np.ndarray, w: np.ndarray) -> None:
     axis.vlines(z[:, 0], 0, scaled, color=ESTIMATE, lw=0.8, label="weights")
 
 
-def name_axes(axis: Any, view: View | None) -> None:
-    names = view.names if view else ["$z_1$", "$z_2$"]
-    units = "" if view and view.circular else " (latent units)"
+def are_alike(z: np.ndarray) -> bool:
+    """Whether points [n, 2] fit a picture with one scale: columns may have other units."""
+    spread = np.ptp(z, axis=0)
+    return bool(spread.max() <= ALIKE * spread.min())
+
+
+def name_axes(axis: Any, names: list[str], view: View | None) -> None:
+    units = " (latent units)" if names[0].startswith("$z_") else ""
     axis.set_xlabel(names[0] + units)
     axis.set_ylabel(names[1] + units if len(names) > 1 else "relative to the largest")
     if view and view.window is not None:  # as frames are seen

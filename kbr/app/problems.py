@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from kbr.app.own.problem import Filter, OwnData
+from kbr.app.view import Gaze, Stepping, View, first_weights, view_of
 from kbr.core.datasets.dsprites_file import DSpritesFile
 from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.datasets.gaussian import GaussianData, GaussianTask
 from kbr.core.datasets.sprites import SpriteRenderer, SpriteSource
 from kbr.core.errors import KbrError
+from kbr.core.filters.result import FilterResult
 from kbr.core.filters.state_space import StateSpaceModel
 
 
@@ -33,6 +36,9 @@ class Filtering:
     n_test: int
     task: FilteringTask
 
+    labels: ClassVar[None] = None  # of the latent's columns; None: z_1, z_2, ...
+    val_name: ClassVar[str] = "val_mse"
+
     def data(self, seed: int) -> FilteringData:
         """One data set."""
         return self.task.generate(n_train=self.n_train, n_test=self.n_test, seed=seed)
@@ -42,6 +48,32 @@ class Filtering:
         made = [self.data(seed) for seed in seeds]
         names = [field.name for field in fields(FilteringData)]
         return FilteringData(**{n: torch.stack([getattr(m, n) for m in made]) for n in names})
+
+    def test(self, made: Filter, data: FilteringData) -> tuple[FilterResult, Tensor]:
+        """Answers at every test step, and the truth."""
+        result = made.filter(data.x_test)
+        return result, data.z_test.to(result.mean)
+
+    def view(
+        self, data: FilteringData, filt: Stepping | None = None, gaze: Gaze | None = None
+    ) -> View:
+        """What pictures show of one data set, or of the first trial; weights are those of filt."""
+        if data.z_train.ndim == 3:
+            names = [field.name for field in fields(FilteringData)]
+            data = FilteringData(**{name: getattr(data, name)[0] for name in names})
+        weights = None if filt is None else first_weights(filt, data.x_test)
+        return view_of(self.task, data, weights=weights, gaze=gaze)
+
+    def as_recorded(self, x: Tensor) -> Tensor:
+        """Observations as they are shown."""
+        return x
+
+    def info(self) -> dict[str, object]:
+        return {}
+
+    def state_space(self) -> StateSpaceModel:
+        """The true model."""
+        return self.task.state_space()
 
     def columns(self) -> dict[str, object]:
         return {"data": self.name, "n_train": self.n_train}
@@ -59,6 +91,8 @@ class PosteriorMean:
     name: str
     task: GaussianTask
 
+    labels: ClassVar[None] = None
+
     def trials(self, seeds: Sequence[int]) -> GaussianData:
         return self.task.trials(list(seeds))
 
@@ -69,7 +103,8 @@ class PosteriorMean:
         return {}
 
 
-Problem = Filtering | PosteriorMean
+Sequential = Filtering | OwnData  # what filters answer
+Problem = Sequential | PosteriorMean
 
 
 def sprite_source(kind: str, path: str | None) -> SpriteSource:

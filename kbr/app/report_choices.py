@@ -29,7 +29,7 @@ def choices_html(section: Section) -> str:
             continue
         notes = section.notes.get((model, at))
         edges = "not recorded" if notes is None else edge_counts(notes, len(mine))
-        cells, hit = cells + (notes is not None), hit + bool(notes)
+        cells, hit = cells + (notes is not None), hit + any(map(EDGE.match, notes or ()))
         place = [Cell(at, float(at))] if section.x else []
         rows.append([model, *place, edges, *values])
     head = ["model", *([section.x] if section.x else []), "on a grid edge", *names]
@@ -60,7 +60,12 @@ def edge_counts(notes: Sequence[str], trials: int) -> str:
 
 def _columns(section: Section) -> list[str]:
     names = dict.fromkeys(name for row in section.rows for name in row)
-    return [name for name in names if name not in NOT_CHOSEN and "." not in name]
+    return [name for name in names if not (name in NOT_CHOSEN or "." in name or _is_error(name))]
+
+
+def _is_error(name: str) -> bool:
+    """An error in a column's own units, of a run on own data."""
+    return name.startswith("rmse ")
 
 
 def _at(section: Section, row: Row) -> str:

@@ -9,8 +9,9 @@ from kbr.app.heading import in_words
 from kbr.app.image_figures import contact_sheet, encoder_figure, observations
 from kbr.app.methods import Outcome
 from kbr.app.posterior_figures import ESTIMATE, TRUTH, ellipses, weights_figure
-from kbr.app.style import RC, save
-from kbr.app.view import View, spread_out
+from kbr.app.style import STYLE, save
+from kbr.app.uncertainty_figures import uncertainty_figures
+from kbr.app.view import View, coordinate_names, spread_out
 
 SHOWN_STEPS = 100
 RUNNING = 20  # steps of the running mean
@@ -22,17 +23,20 @@ def run_figures(folder: Path, outcome: Outcome, *, quick: bool = False) -> list[
     """Answers against the truth; unless `quick`, all else that the run has to show."""
     folder.mkdir(parents=True, exist_ok=True)
     mean, truth = outcome.mean[0].double().numpy(), outcome.truth[0].double().numpy()
-    if outcome.evidence is None or outcome.cov is None:
+    if outcome.evidence is None or outcome.shown_cov is None:
         return [_scatter(folder / "posterior_mean", mean, truth)]
-    cov, evidence = outcome.cov[0].double().numpy(), outcome.evidence[0].numpy()
+    evidence, spread = outcome.evidence[0].numpy(), outcome.shown_spread
+    cov = outcome.shown_cov[0].double().numpy()
     view = None if quick or outcome.view is None else outcome.view()
-    names = view.names if view else [f"$z_{k + 1}$" for k in range(mean.shape[-1])]
-    written = [_track(folder / "trajectory", mean, truth, cov, names)]
+    names = view.names if view else coordinate_names(outcome.labels, mean.shape[-1])
+    written = [_track(folder / "trajectory", mean, truth, cov, names, spread)]
     if quick:
         return written
-    written.append(_errors(folder / "error", mean, truth, evidence))
+    written.append(_errors(folder / "error", mean, truth, evidence, outcome.labels))
+    written += uncertainty_figures(folder, outcome)
     if mean.shape[-1] == 2:
-        written.append(ellipses(folder / "ellipses", mean, truth, cov, evidence, view))
+        path = folder / "ellipses"
+        written.append(ellipses(path, mean, truth, cov, evidence, names, view, spread))
     if view is not None:
         written += _views(folder, outcome, view)
     return written
@@ -59,21 +63,25 @@ def _views(folder: Path, outcome: Outcome, view: View) -> list[Path]:
 
 
 def _track(
-    path: Path, mean: np.ndarray, truth: np.ndarray, cov: np.ndarray, names: list[str]
+    path: Path,
+    mean: np.ndarray,
+    truth: np.ndarray,
+    cov: np.ndarray,
+    names: list[str],
+    spread: str,
 ) -> Path:
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         steps = min(SHOWN_STEPS, len(mean))
         coordinates = mean.shape[-1]
         figure, axes = plt.subplots(
             coordinates, 1, figsize=(7, 1.7 * coordinates + 0.6), sharex=True, squeeze=False
         )
         time = np.arange(1, steps + 1)
-        spread = np.sqrt(np.diagonal(cov, axis1=-2, axis2=-1).clip(0))
+        sd = np.sqrt(np.diagonal(cov, axis1=-2, axis2=-1).clip(0))
         for k, axis in enumerate(axes[:, 0]):
-            centre, half = mean[:steps, k], 2 * spread[:steps, k]
-            axis.fill_between(
-                time, centre - half, centre + half, color=ESTIMATE, alpha=0.2, lw=0, label="± 2 sd"
-            )
+            centre, half = mean[:steps, k], 2 * sd[:steps, k]
+            band = {"color": ESTIMATE, "alpha": 0.2, "lw": 0, "label": f"± {spread}"}
+            axis.fill_between(time, centre - half, centre + half, **band)
             axis.plot(time, truth[:steps, k], color=TRUTH, lw=1, ls="--", label="truth")
             axis.plot(time, centre, color=ESTIMATE, lw=1.3, label="filter mean")
             axis.set_ylabel(names[k])
@@ -84,11 +92,17 @@ def _track(
         return save(figure, path, ("png",))[0]
 
 
-def _errors(path: Path, mean: np.ndarray, truth: np.ndarray, evidence: np.ndarray) -> Path:
+def _errors(
+    path: Path,
+    mean: np.ndarray,
+    truth: np.ndarray,
+    evidence: np.ndarray,
+    labels: tuple[str, ...] | None,
+) -> Path:
     """Squared error at every step with its running mean; steps without evidence are marked."""
     error = np.square(mean - truth).sum(-1)
     time = np.arange(1, len(error) + 1)
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         figure, axis = plt.subplots(figsize=(7, 2.6))
         axis.plot(time, error, ".", color="#999999", ms=3, label="each step")
         axis.plot(
@@ -102,7 +116,8 @@ def _errors(path: Path, mean: np.ndarray, truth: np.ndarray, evidence: np.ndarra
         if error.min() > 0:
             axis.set_yscale("log")
         axis.set_xlabel("step of the test sequence")
-        axis.set_ylabel("squared error (units of $z^2$)")
+        summed = " + ".join(labels) if labels and len(labels) <= 2 else "units of $z^2$"
+        axis.set_ylabel(f"squared error\n({summed})")
         axis.legend(ncols=4, loc="lower right", bbox_to_anchor=(1, 1), columnspacing=1.2)
         figure.tight_layout()
         return save(figure, path, ("png",))[0]
@@ -118,7 +133,7 @@ def _running_mean(values: np.ndarray) -> np.ndarray:
 
 
 def _scatter(path: Path, mean: np.ndarray, truth: np.ndarray) -> Path:
-    with plt.rc_context(RC):
+    with plt.style.context(STYLE):
         figure, axis = plt.subplots(figsize=(3.8, 3.6))
         axis.scatter(
             truth.ravel(), mean.ravel(), s=6, color=ESTIMATE, alpha=0.4, lw=0, label="estimates"

@@ -20,6 +20,7 @@ from kbr.core.checkpoint import write_atomically
 METRICS = "metrics.json"
 RESULTS = "results.csv"
 MANIFEST = "run.json"
+DATA = "data.json"  # of runs on own data: columns, units, scaling
 FAILURE = "failure.txt"
 BEST = Path("checkpoints") / "best.ckpt"
 

@@ -35,7 +35,6 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"color": "#332288", "marker": "d", "linestyle": "--"},
 )
 STYLE = Path(__file__).with_name("kbr.mplstyle")
-RC: Any = matplotlib.rc_params_from_file(STYLE, use_default_template=False)
 
 
 def styles_of(models: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,8 @@
 """What the pictures show of a run's first trial, beside its answers: data, weights, the encoder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ class View:
     `circular`: z is (cos, sin) of a heading. `window`: the left, right, lower and upper border of a
     frame in the plane of z, where z is a position. `weights`: the posterior's, on z_train, at the
     first steps. `gaze`: heat maps and places of an encoder that has them, for given frames.
+    `labels`: the latent's columns with their units, where they were recorded.
     """
 
     x_train: Tensor
@@ -32,6 +34,7 @@ class View:
     window: Window | None = None
     weights: Tensor | None = None
     gaze: Gaze | None = None
+    labels: tuple[str, ...] | None = None
 
     @property
     def has_images(self) -> bool:
@@ -42,7 +45,12 @@ class View:
         """Labels of the latent's coordinates."""
         if self.circular:
             return ["cos heading", "sin heading"]
-        return [f"$z_{k + 1}$" for k in range(self.z_train.shape[-1])]
+        return coordinate_names(self.labels, self.z_train.shape[-1])
+
+    @property
+    def shows_x_as_z(self) -> bool:
+        """Whether observations are latents and noise: own columns are other quantities."""
+        return self.labels is None and self.x_test.shape[1:] == self.z_train.shape[1:]
 
 
 class Stepping(Protocol):
@@ -72,13 +80,23 @@ def view_of(
     )
 
 
-def first_weights(filt: Stepping, x: Tensor, batch: tuple[int, ...] = ()) -> Tensor:
-    """Posterior weights [t, n] at the first steps of x [T, ...]; `batch` is all ones."""
-    belief, rows = filt.init(), []
-    for frame in x[:BELIEFS]:
+def coordinate_names(labels: tuple[str, ...] | None, count: int) -> list[str]:
+    """The labels, or z_1, z_2, ... where there are none."""
+    return list(labels) if labels else [f"$z_{k + 1}$" for k in range(count)]
+
+
+def first_weights(filt: Stepping, x: Tensor) -> Tensor:
+    """Posterior weights [t, n] at the first steps of x [T, ...]."""
+    return torch.stack(list(islice(weights_along(filt, x), BELIEFS)))
+
+
+def weights_along(filt: Stepping, x: Tensor) -> Iterator[Tensor]:
+    """Posterior weights [n] after each step of x [T, ...]; batch dimensions of size one go."""
+    belief = filt.init()
+    batch = belief.weights.shape[:-1]
+    for frame in x:
         belief = filt.step(belief, frame.reshape(*batch, *frame.shape))
-        rows.append(belief.weights.flatten())
-    return torch.stack(rows)
+        yield belief.weights.flatten()
 
 
 def as_pictures(frames: Tensor) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,20 @@ import torch
 from kbr.core.errors import KbrError
 
 VERSION = 1
+DAMAGE = (  # what torch's reader raises on files whose bytes were changed
+    RuntimeError,
+    EOFError,
+    OSError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    ImportError,
+    zipfile.BadZipFile,
+    struct.error,
+)
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -50,10 +65,21 @@ def save(path: Path, content: Mapping[str, Any]) -> None:
 
 def load(path: str | Path, *, kind: str) -> dict[str, Any]:
     """The content of a checkpoint of this kind, with weights_only=True."""
+    content = read(path)
+    if content["kind"] != kind:
+        raise KbrError(
+            f"{path} holds {content['kind']}; expected {kind}. Choose the model that the "
+            "checkpoint was trained with, or the checkpoint of this model."
+        )
+    return content
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The content of a checkpoint of any kind of kbr's; nothing in it is executed."""
     path = Path(path)
     if not path.is_file():
         raise KbrError(f"there is no checkpoint at {path}. Pass the path of a run's best.ckpt.")
-    if not zipfile.is_zipfile(path):
+    if not _is_archive(path):
         raise KbrError(
             f"{path} ({path.stat().st_size} bytes) is truncated or no checkpoint at all. Copy it "
             "again, or train again."
@@ -65,22 +91,25 @@ def load(path: str | Path, *, kind: str) -> dict[str, Any]:
             f"{path} holds code or objects beside tensors and plain values; kbr never runs what a "
             "checkpoint holds, and writes none like it. Use a checkpoint written by kbr."
         ) from error
-    except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
+    except DAMAGE as error:
         raise KbrError(
             f"{path} cannot be read, it is damaged ({error}). Copy it again, or train again."
         ) from error
-    found = content.get("kind") if isinstance(content, dict) else None
-    if found != kind:
-        raise KbrError(
-            f"{path} holds {found or 'no kbr model'}; expected {kind}. Choose the model that "
-            "the checkpoint was trained with, or the checkpoint of this model."
-        )
+    if not isinstance(content, dict) or not isinstance(content.get("kind"), str):
+        raise KbrError(f"{path} holds no kbr model. Use a checkpoint written by kbr.")
     if content.get("version") != VERSION:
         raise KbrError(
             f"{path} has format version {content.get('version')}; this kbr reads {VERSION}. "
             "Use the version of kbr that wrote it, or train again."
         )
-    return dict(content)
+    return content
+
+
+def _is_archive(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # a damaged directory makes the question itself fail
+        return False
 
 
 def plain(value: Any) -> Any:

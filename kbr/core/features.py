@@ -82,10 +82,13 @@ class PivotedCholesky:
         )
         landmarks = take_rows(points, pivots)
         triangle, used = pivot_triangle(factor, pivots)
+        mask = None if bool(used.all()) else used.unsqueeze(-1)
+        # Landmarks second: distances are centred there, so no query can disturb another one.
+        at_landmarks = kernel.anchored(landmarks)
 
         def features(query: Tensor) -> Tensor:
-            # Landmarks second: distances are centred there, so no query can disturb another one.
-            cross = kernel(query.to(points), landmarks).mT * used.unsqueeze(-1)
+            cross = at_landmarks(query.to(points)).mT
+            cross = cross if mask is None else cross * mask
             solved: Tensor = torch.linalg.solve_triangular(triangle, cross, upper=False)
             return solved.mT
 

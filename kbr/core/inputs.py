@@ -44,6 +44,8 @@ def check_finite(tensor: Tensor, *, name: str) -> None:
 
 def check_positive(value: float | Tensor, *, name: str) -> None:
     """Ridges, bandwidths and noise levels are finite and greater than zero."""
+    if torch.compiler.is_compiling():  # a traced value has no sign yet
+        return
     tensor = torch.as_tensor(value)
     if tensor.device.type != "meta" and not bool(((tensor > 0) & torch.isfinite(tensor)).all()):
         shown = value if isinstance(value, int | float) else tensor.flatten()[:3].tolist()

@@ -5,6 +5,7 @@ pairwise distance of the training points, one bandwidth for each batch member.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,6 +82,27 @@ class Kernel:
             )
         width = torch.as_tensor(self.bandwidth, dtype=a.dtype, device=a.device)
         return self.profile(squared_distances(a, b) / width.square()[..., None, None])
+
+    def anchored(self, b: Float[Tensor, "*b m d"]) -> Callable[[Tensor], Tensor]:
+        """The function a -> k(a, b), with what depends on b alone computed once."""
+        if type(self).__call__ is not Kernel.__call__ or self.bandwidth is None:
+            return lambda a: self(a, b)
+        centre = b.mean(-2, keepdim=True)
+        fixed = b - centre
+        norms = fixed.square().sum(-1).unsqueeze(-2)
+        twice = (2 * fixed.mT).contiguous()
+        width = torch.as_tensor(self.bandwidth, dtype=b.dtype, device=b.device)
+        area = width.square()[..., None, None]
+        rounding = 4 * math.sqrt(b.shape[-1]) * torch.finfo(b.dtype).eps
+
+        def cross(a: Tensor) -> Tensor:
+            a = a - centre
+            squares = a.square().sum(-1).unsqueeze(-1) + norms
+            distances = squares - a @ twice
+            near = distances <= rounding * squares
+            return self.profile(distances.masked_fill(near, 0.0) / area)
+
+        return cross
 
     def diagonal(self, points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
         """k(a, a) of every point."""

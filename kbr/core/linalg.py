@@ -29,7 +29,8 @@ def ridge_cholesky(
     check_positive(ridge, name=name)
     factor: Tensor
     factor, info = torch.linalg.cholesky_ex(add_ridge(a, ridge))
-    if info.device.type != "meta" and bool(info.any()):
+    traced = info.device.type == "meta" or torch.compiler.is_compiling()
+    if not traced and bool(info.any()):
         smallest = float(torch.as_tensor(ridge).min())
         raise KbrError(
             f"the {a.shape[-1]} x {a.shape[-1]} system is not positive definite in float64 with "

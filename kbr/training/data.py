@@ -1,11 +1,11 @@
-"""The data module: one training sequence, its first part to train on, its end to validate on."""
+"""The data module: training sequences, their first part to train on, the end to validate on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import lightning
 from torch import Tensor
 
-from kbr.core.filters.tuning import validation_start
+from kbr.core.filters.tuning import split_lengths, validation_start
 
 Batch = tuple[Tensor, Tensor]
 
@@ -24,15 +24,19 @@ class FullBatch:
 
 
 class SequenceData(lightning.LightningDataModule):
-    """x [T, ...] and z [T, dz]; rows from `cut` on are the validation block.
+    """x [T, ...] and z [T, dz], sequences of the given lengths end to end; rows from `cut` on are
+    the validation block.
 
-    The validation batch is the whole training sequence: the filter is built from its first part.
+    The validation batch is all of it: the filter is built from its first part.
     """
 
-    def __init__(self, x: Tensor, z: Tensor) -> None:
+    def __init__(self, x: Tensor, z: Tensor, lengths: Sequence[int] | None = None) -> None:
         super().__init__()
         self.x, self.z = x, z
+        self.lengths = list(lengths or [z.shape[0]])
         self.cut = validation_start(z.shape[0])
+        self.train_lengths, pieces = split_lengths(self.lengths, self.cut)
+        self.val_lengths = [stop - start for start, stop in pieces]
 
     def train_dataloader(self) -> FullBatch:
         return FullBatch((self.x[: self.cut], self.z[: self.cut]))

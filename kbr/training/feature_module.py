@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from kbr.core.features import Identity, fourier_features
+from kbr.core.features import Features, Identity, fourier_features
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.objectives import feature_sums, loss_from_sums
 from kbr.core.rules import ImportanceWeightedRule
@@ -21,7 +21,8 @@ class FeatureModule(SequenceModule):
     """Trains psi so that phi(z) is a linear function of psi(x), z's features being fixed.
 
     Math: min over psi of (sum_i |phi_i|^2 - tr(B'A^-1 B)) / n,  A = Psi'Psi + n lam I, B = Psi'Phi,
-          phi: random Fourier features of a Gaussian kernel, `frequencies` already over bandwidth.
+          phi: random Fourier features of a Gaussian kernel, `frequencies` already over bandwidth;
+          or, where they are given, `exact` features of that kernel on the training latents.
     Ref:  Xu et al. 2022, sections 3.3 and 5.3 (r = 1 for filtering).
 
     The validation error is that of the kernel Bayes filter built from the first part of the
@@ -39,13 +40,16 @@ class FeatureModule(SequenceModule):
         *,
         lam: float,
         tuning: dict[str, Any],
+        exact: Features | None = None,
         **shared: Any,
     ) -> None:
         super().__init__(encoder, x, **shared)
         self.register_buffer("frequencies", frequencies)
-        self.lam, self.tuning = lam, tuning
+        self.lam, self.tuning, self.exact = lam, tuning, exact
 
     def targets(self, z: Float[Tensor, "n dz"]) -> Float[Tensor, "n p"]:
+        if self.exact is not None:
+            return self.exact(z.cpu()).to(self.frequencies)
         return fourier_features(z.to(self.frequencies), self.frequencies)
 
     def explained(self, psi: Float[Tensor, "n d"], z: Float[Tensor, "n dz"]) -> float:
@@ -70,5 +74,7 @@ class FeatureModule(SequenceModule):
         x, z = batch
         psi = self.encode(x).to(device="cpu", dtype=torch.float64)
         filt = KernelBayesFilter(rule=ImportanceWeightedRule(kernel_x=Identity()), **self.tuning)
-        error = filt.fit(psi, z.to(device="cpu", dtype=torch.float64)).choice.val_mse
+        lengths = self.trainer.datamodule.lengths  # type: ignore[attr-defined]
+        truth = z.to(device="cpu", dtype=torch.float64)
+        error = filt.fit(torch.split(psi, lengths), torch.split(truth, lengths)).choice.val_mse
         self.log_validation(error)

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from kbr.core.calibration import Calibration
 from kbr.core.errors import KbrError
-from kbr.core.features import Identity, RandomFourier
+from kbr.core.features import Identity, PivotedCholesky, RandomFourier
 from kbr.core.filters.belief import Belief, KernelFilterResult
 from kbr.core.filters.kernel_bayes import ETAS, KernelBayesFilter
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive
@@ -20,6 +21,7 @@ from kbr.training.sequence_module import SequenceModule
 from kbr.training.trained_filter import TrainedFilter
 
 LAMS = tuple(10.0**k for k in range(-6, 2))  # learned features want ridges up to 10
+TARGET_TOLERANCE = 1e-6  # of the targets' kernel; their features are float32
 SCALES = (0.25, 0.35, 0.5, 0.7, 1.0)  # wider kernels of z only win by luck of the validation block
 
 
@@ -28,7 +30,9 @@ class LearnedFilter(TrainedFilter):
     """Features psi(x) trained once with r = 1, then the kernel Bayes filter on them.
 
     lam           ridge of the training loss; far too large a one collapses the features to zero;
-    n_fourier     random Fourier features of z that are the targets;
+    targets       features of z that psi is to explain: "fourier" (random), or "cholesky" (those of
+                  the kernel itself on the training latents);
+    n_fourier     how many random Fourier features;
     scale         their bandwidth, in median distances of the training latents;
     lams, scales, etas   grids of the filter fitted after training, on all training steps;
     coarse_scales the scales tried when the validation error is computed during training.
@@ -37,6 +41,7 @@ class LearnedFilter(TrainedFilter):
     """
 
     lam: float = 1e-3
+    targets: str = "fourier"
     n_fourier: int = 512
     scale: float = 1.0
     lams: Sequence[float] = LAMS
@@ -51,6 +56,8 @@ class LearnedFilter(TrainedFilter):
         for name in ("lam", "scale"):
             check_positive(float(getattr(self, name)), name=name)
         RandomFourier(n_features=self.n_fourier)  # which checks that it is even
+        if self.targets not in ("fourier", "cholesky"):
+            raise KbrError(f"targets must be fourier or cholesky; got {self.targets!r}.")
         self.collapsed = False
         self._filter: KernelBayesFilter | None = None
         self._psi = self._z = torch.empty(0)
@@ -59,15 +66,20 @@ class LearnedFilter(TrainedFilter):
         self, encoder: nn.Module, x: Tensor, z: Tensor, shared: dict[str, Any]
     ) -> FeatureModule:
         kernel = Gaussian(scale=self.scale).fit(z)
-        targets = RandomFourier(kernel=kernel, n_features=self.n_fourier, seed=shared["seed"])
+        fourier = RandomFourier(kernel=kernel, n_features=self.n_fourier, seed=shared["seed"])
         assert kernel.bandwidth is not None
-        frequencies = targets.frequencies(z.shape[-1]) / kernel.bandwidth
+        frequencies = fourier.frequencies(z.shape[-1]) / kernel.bandwidth
+        exact = None
+        if self.targets == "cholesky":
+            exact = PivotedCholesky(kernel=kernel, tolerance=TARGET_TOLERANCE).fit(z)
         tuning = {
             "lams": tuple(self.lams),
             "scales": tuple(self.coarse_scales),
             "etas": tuple(self.etas),
         }
-        return FeatureModule(encoder, x, frequencies.float(), lam=self.lam, tuning=tuning, **shared)
+        return FeatureModule(
+            encoder, x, frequencies.float(), lam=self.lam, tuning=tuning, exact=exact, **shared
+        )
 
     def finish(self, module: SequenceModule, x: Tensor, z: Tensor) -> None:
         psi, _, _ = self.encode(x)
@@ -84,7 +96,7 @@ class LearnedFilter(TrainedFilter):
         rule = ImportanceWeightedRule(kernel_x=Identity())
         tuned = KernelBayesFilter(
             rule=rule, lams=tuple(self.lams), scales=tuple(self.scales), etas=tuple(self.etas)
-        ).fit(self._psi, self._z)
+        ).fit(*self._sequences())
         choice = tuned.choice
         self.val_mse, self.edges = float(choice.val_mse), choice.edges
         self.chosen = {
@@ -103,13 +115,22 @@ class LearnedFilter(TrainedFilter):
             eta=self.chosen["eta"],
             lam_transition=self.chosen["lam_transition"],
             scales=(self.chosen["scale"],),
-        ).fit(self._psi, self._z)
+        ).fit(*self._sequences())
+
+    def _sequences(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        return torch.split(self._psi, self._lengths), torch.split(self._z, self._lengths)
 
     def fitted_state(self) -> dict[str, Any]:
-        return {"psi": self._psi, "z": self._z, "collapsed": self.collapsed}
+        return {
+            "psi": self._psi,
+            "z": self._z,
+            "lengths": self._lengths,
+            "collapsed": self.collapsed,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._psi, self._z, self.collapsed = state["psi"], state["z"], state["collapsed"]
+        self._lengths = state.get("lengths", [len(self._z)])
         self._filter = self._build_filter()
 
     @property
@@ -118,6 +139,11 @@ class LearnedFilter(TrainedFilter):
         if self._filter is None:
             raise KbrError("this filter is not fitted yet: call fit(x_train, z_train, ...) first.")
         return self._filter
+
+    @property
+    def calibration(self) -> Calibration:
+        """What the validation block says about the covariances."""
+        return self.kernel_filter.calibration
 
     def filter(self, x: ArrayLike) -> KernelFilterResult:
         """Beliefs at every step of x [*s T ...]; a frame with a NaN is missing and is predicted."""

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from kbr.core.filters.result import FilterResult, mean_squared_error
-from kbr.core.filters.tuning import validation_start
+from kbr.core.filters.tuning import split_lengths, validation_start
 from kbr.core.inputs import ArrayLike
 from kbr.training.encoders import check_sizes
 from kbr.training.lstm_module import LSTMModule
@@ -59,7 +59,8 @@ class LSTMFilter(TrainedFilter):
 
     def finish(self, module: SequenceModule, x: Tensor, z: Tensor) -> None:
         cut = validation_start(z.shape[0])
-        mean = self._predict(x[cut:])[0][0]
+        _, pieces = split_lengths(self._lengths, cut)
+        mean = torch.cat([self._predict(x[start:stop])[0][0] for start, stop in pieces])
         error = mean - z[cut:]
         self._cov = error.mT @ error / error.shape[0]
         self.val_mse = float(mean_squared_error(mean, z[cut:]))

@@ -1,5 +1,7 @@
 """The LSTM baseline: the latent from the last few frames, with the same encoder."""
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -47,31 +49,45 @@ class LSTMModule(SequenceModule):
         padded = torch.cat([psi[:1].expand(self.window - 1, -1), psi])
         return padded.unfold(0, self.window, 1).mT
 
-    def predict_scaled(self, psi: Float[Tensor, "t d"]) -> Float[Tensor, "t dz"]:
-        states, _ = self.lstm(self.windows(psi))
+    def predict_scaled(
+        self, psi: Float[Tensor, "t d"], lengths: Sequence[int]
+    ) -> Float[Tensor, "t dz"]:
+        """Windows never cross from one sequence to the next."""
+        windows = torch.cat([self.windows(part) for part in torch.split(psi, list(lengths))])
+        states, _ = self.lstm(windows)
         scaled: Tensor = self.readout(states[:, -1])
         return scaled
 
-    def predict_latents(self, psi: Float[Tensor, "t d"]) -> Float[Tensor, "t dz"]:
-        """Latents of one sequence from its features."""
-        return self.z_mean + self.z_scale * self.predict_scaled(psi)
+    def predict_latents(
+        self, psi: Float[Tensor, "t d"], lengths: Sequence[int] | None = None
+    ) -> Float[Tensor, "t dz"]:
+        """Latents of one sequence from its features, or of several end to end."""
+        return self.z_mean + self.z_scale * self.predict_scaled(psi, lengths or [len(psi)])
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        loss = self.share(*batch, rank=self.trainer.global_rank, world=self.trainer.world_size)
+        x, z = batch
+        lengths = self.trainer.datamodule.train_lengths  # type: ignore[attr-defined]
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        loss = self.share(x, z, lengths, rank=rank, world=world)
         self.log_sometimes("train/loss", loss.detach())
         return loss
 
-    def share(self, x: Tensor, z: Tensor, *, rank: int, world: int) -> Tensor:
+    def share(
+        self, x: Tensor, z: Tensor, lengths: Sequence[int], *, rank: int, world: int
+    ) -> Tensor:
         """The loss of one worker's block of steps; the mean over workers is the loss of all."""
         start, end = (len(z) * k // world for k in (rank, rank + 1))
         before = max(0, start - self.window + 1)  # frames that the block's first windows see
-        scaled = self.predict_scaled(self.train_features(x[before:end]))[start - before :]
+        ends = list(accumulate(lengths))
+        seen = [min(e, end) - max(e - n, before) for e, n in zip(ends, lengths, strict=True)]
+        psi = self.train_features(x[before:end])
+        scaled = self.predict_scaled(psi, [n for n in seen if n > 0])[start - before :]
         target = (z[start:end].to(scaled) - self.z_mean) / self.z_scale
         return (scaled - target).square().sum(-1).mean() * (world * (end - start) / len(z))
 
     def validation_step(self, batch: Batch, index: int) -> None:
         """The error on the validation block, entered without memory, as a test sequence is."""
         x, z = batch
-        cut = self.trainer.datamodule.cut  # type: ignore[attr-defined]
-        mean = self.predict_latents(self.encode(x[cut:]))
-        self.log_validation(mean_squared_error(mean, z[cut:].to(mean)))
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        mean = self.predict_latents(self.encode(x[data.cut :]), data.val_lengths)
+        self.log_validation(mean_squared_error(mean, z[data.cut :].to(mean)))

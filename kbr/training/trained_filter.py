@@ -5,7 +5,7 @@ A subclass says which module is trained, what is fitted after training, and how 
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib import import_module
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError, Preempted
 from kbr.core.filters.result import FilterResult
-from kbr.core.inputs import ArrayLike, as_pairs, as_tensor, check_positive
+from kbr.core.filters.sequences import training_sequences
+from kbr.core.inputs import ArrayLike, as_tensor, check_positive
 from kbr.training.callbacks import KeepBest
 from kbr.training.data import SequenceData
 from kbr.training.encoders import SoftArgmaxCNN, check_sizes
@@ -67,6 +68,7 @@ class TrainedFilter(ABC):
         self._module: SequenceModule | None = None
         self._shape: tuple[int, ...] = ()
         self._dz = 0
+        self._lengths: list[int] = []  # of the training sequences
         counts = ("epochs", "val_every", "patience", "log_every", "checkpoint_every")
         check_sizes(**{name: getattr(self, name) for name in counts})
         check_positive(float(self.lr), name="lr")
@@ -100,29 +102,30 @@ class TrainedFilter(ABC):
 
     def fit(
         self,
-        x_train: ArrayLike,
-        z_train: ArrayLike,
+        x_train: ArrayLike | Sequence[ArrayLike],
+        z_train: ArrayLike | Sequence[ArrayLike],
         *,
         seed: int = 0,
         folder: Path,
         trainer: dict[str, Any] | None = None,
         resume: Path | None = None,
     ) -> None:
-        """Train on x [T, ...] and z [T, dz]; leaves checkpoints and TensorBoard logs in `folder`.
+        """Train on x [T, ...] and z [T, dz], or on lists of sequences; leaves checkpoints and
+        TensorBoard logs in `folder`.
 
         `trainer` holds arguments of `lightning.Trainer`. `resume` is the run folder to continue; a
         run stopped before its first checkpoint starts anew, which comes to the same.
         """
-        x, z, shape = as_pairs(x_train, z_train)
+        x, z, self._lengths, shape = training_sequences(x_train, z_train)
         if z.ndim != 2:
             raise KbrError(
-                f"{type(self).__name__} trains on one sequence, z [T, dz]; got z of shape "
-                f"{tuple(z.shape)}. Loop over the sequences."
+                f"{type(self).__name__} trains on one sequence, z [T, dz], or a list of them; "
+                f"got z of shape {tuple(z.shape)}. Pass a list, or loop over data sets."
             )
         folder = Path(folder)
         x, z = x.to(torch.float32).reshape(-1, *shape), z.to(torch.float64)
-        data = SequenceData(x, z)
-        record = self._record(x, z, seed)
+        data = SequenceData(x, z, self._lengths)
+        record = self._record(x, z, self._lengths, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # networks draw their first weights from the global generator
             encoder = self._build_encoder(shape)
@@ -264,6 +267,11 @@ class TrainedFilter(ABC):
         made.restore(content["fitted"])
         return made
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one observation."""
+        return self._shape
+
     def to(self, device: str | torch.device) -> Self:
         """Move the network; results are on the CPU."""
         self._get().to(device)
@@ -308,8 +316,9 @@ class TrainedFilter(ABC):
         made = {f.name: checkpoint.plain(getattr(self, f.name)) for f in fields(self)}
         return {**made, "encoder": _describe_encoder(self.encoder)}
 
-    def _record(self, x: Tensor, z: Tensor, seed: int) -> dict[str, Any]:
+    def _record(self, x: Tensor, z: Tensor, lengths: list[int], seed: int) -> dict[str, Any]:
         digest = hashlib.sha256(x.numpy(force=True).tobytes() + z.numpy(force=True).tobytes())
+        digest.update(repr(lengths).encode())
         return {
             "kind": self.kind,
             "hyper_parameters": self.hyper_parameters(),
@@ -335,13 +344,19 @@ class TrainedFilter(ABC):
                 raise KbrError(f"a resumed run must keep its {name}; the one in {path} differs.")
         return path
 
-    def was_interrupted(self, run: Path, x_train: ArrayLike, z_train: ArrayLike, seed: int) -> bool:
+    def was_interrupted(
+        self,
+        run: Path,
+        x_train: ArrayLike | Sequence[ArrayLike],
+        z_train: ArrayLike | Sequence[ArrayLike],
+        seed: int,
+    ) -> bool:
         """Whether `run` holds unfinished training of this very run, to go on with."""
         if not (run / "checkpoints" / "last.ckpt").is_file():
             return False
-        x, z, _ = as_pairs(x_train, z_train)
+        x, z, lengths, _ = training_sequences(x_train, z_train)
         try:
-            path = self._last_checkpoint(run, self._record(x.float(), z.double(), seed))
+            path = self._last_checkpoint(run, self._record(x.float(), z.double(), lengths, seed))
             states = checkpoint.load(path or "", kind=self.kind)["callbacks"]
         except KbrError:
             return False  # of other settings or other data, or damaged: begin anew

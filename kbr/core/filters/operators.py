@@ -63,6 +63,10 @@ class FilterOperators:
         """The ratio r~ of priors with coordinates m, as KuLSIF estimates it."""
         return torch.cholesky_solve(m.mT, self.marginal).mT @ self.phi.mT
 
+    def weigh(self, ratio: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s n"]:
+        """The ratio times the points' masses n c_i: one each, unless the filter is compressed."""
+        return ratio
+
     def predict(self, state: Float[Tensor, "*b s p"]) -> Step:
         """The belief one step ahead, on the training latents that follow another one."""
         partial = state @ self.prediction
@@ -83,7 +87,7 @@ class FilterOperators:
     ) -> Step:
         """Predict from `state` (or take `prior`, before the first step), then update where seen."""
         m = prior.state if prior is not None else state @ self.transition
-        r = self.rule.effective_ratio(self.ratio(m))
+        r = self.rule.effective_ratio(self.weigh(self.ratio(m)))
         weights = self.update.weights(self.rule, r, query, lam)
         usable = has_evidence(weights) & seen
         # To the letter of the paper, weights stand as they are; only a missing x is a prediction.
@@ -92,7 +96,7 @@ class FilterOperators:
             total = weights.sum(-1, keepdim=True)
             weights = weights / torch.where(usable.unsqueeze(-1), total, torch.ones_like(total))
         made = self._step(weights, usable)
-        if bool(keep.all()):
+        if not torch.compiler.is_compiling() and bool(keep.all()):
             return made
         fallback = prior if prior is not None else self.predict(state)
         choose = keep.unsqueeze(-1)

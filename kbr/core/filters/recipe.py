@@ -9,7 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.features import FeatureMap, Features, KernelPCA, PivotedCholesky, as_feature_map
+from kbr.core.features import (
+    FeatureMap,
+    Features,
+    Identity,
+    KernelPCA,
+    PivotedCholesky,
+    as_feature_map,
+)
 from kbr.core.filters.engine import ActiveSet, LowRank, Update, compress
 from kbr.core.filters.known_transition import TransitionRatio, known_operators
 from kbr.core.filters.operators import FilterOperators, build_operators
@@ -87,6 +94,13 @@ class Recipe:
     ) -> Features:
         """Features Phi of the training latents."""
         return _fit(_scaled(self.rule.kernel_z, scale, tolerance), z)
+
+    def fitted_kernels(
+        self, x: Tensor, z: Tensor, scales: tuple[Tensor, Tensor]
+    ) -> tuple[Kernel, Kernel]:
+        """The kernels in use with their bandwidths; of feature maps, the kernels they stand for."""
+        pairs = ((self.rule.kernel_x, scales[0], x), (self.rule.kernel_z, scales[1], z))
+        return tuple(_kernel_of(_scaled(k, s, 0.0), p) for k, s, p in pairs)  # type: ignore[return-value]
 
     def update(
         self,
@@ -188,6 +202,16 @@ def _scaled(kernel: Kernel | FeatureMap, scale: float | Tensor, tolerance: float
         replace(kernel, scale=kernel.scale * scale) if _is_free(kernel) else kernel
     )
     return replace(made, tolerance=tolerance) if isinstance(made, PivotedCholesky) else made
+
+
+def _kernel_of(chosen: FeatureMap, points: Tensor) -> Kernel:
+    kernel = Linear() if isinstance(chosen, Identity) else getattr(chosen, "kernel", None)
+    if not isinstance(kernel, Kernel):
+        raise KbrError(
+            f"{type(chosen).__name__} stands for no kernel, so its filter cannot be compressed. "
+            "Use a kernel, or one of kbr's feature maps."
+        )
+    return kernel.fit(points.to(torch.float64))
 
 
 def _fit(chosen: FeatureMap, points: Tensor) -> Features:

@@ -56,7 +56,7 @@ def run_smoother(
     rule, n = operators.rule, operators.n
     moments, norms, states = [], [], []
     for t in range(query.shape[-2]):
-        r = normalize_ratio(ratios[..., t, :])
+        r = normalize_ratio(operators.weigh(ratios[..., t, :]))
         weights = operators.update.weights(rule, r, query[..., t, :], lam)
         usable = (has_evidence(weights) & seen[..., t]).unsqueeze(-1)
         total = torch.where(usable, weights.sum(-1, keepdim=True), 1.0)

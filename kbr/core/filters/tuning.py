@@ -105,7 +105,7 @@ def _scores(
 ) -> Iterable[Float[Tensor, "*b l"]]:
     """Validation error of every lam, one bandwidth setting at a time."""
     cut = validation_start(z.shape[-2])
-    fit_lengths, pieces = _split(lengths, cut)
+    fit_lengths, pieces = split_lengths(lengths, cut)
     x_fit, z_fit, batch = x[..., :cut, :], z[..., :cut, :], z.shape[:-2]
     lam = x.new_tensor(lams).expand(*batch, len(lams))
     for scale, width in grid:
@@ -126,7 +126,7 @@ def _scores(
         yield total / (z.shape[-2] - cut)
 
 
-def _split(lengths: Sequence[int], cut: int) -> tuple[list[int], list[tuple[int, int]]]:
+def split_lengths(lengths: Sequence[int], cut: int) -> tuple[list[int], list[tuple[int, int]]]:
     """Sequence lengths before row `cut`, and the (start, stop) rows of the pieces after it."""
     fit, pieces, start = [], [], 0
     for length in lengths:

@@ -1,6 +1,6 @@
 """Time of one optimisation step through Lightning over that of a bare PyTorch loop, same model.
 
-    python benchmarks/lightning_overhead.py --threads 1
+    python benchmarks/training.py --threads 1
 
 Lightning runs as `LearnedFilter.fit` sets it up: TensorBoard every 10th epoch, a checkpoint every
 50th. Validation is left out of both. The two take turns; the least of the repeats is compared.

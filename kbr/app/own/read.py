@@ -1,0 +1,238 @@
+"""From a file to a recording: npz, CSV, or a folder of frames with a CSV of states.
+
+Nothing in a file is ever executed: arrays of Python objects are refused.
+"""
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kbr.app.own.recording import (
+    Recording,
+    as_observations,
+    check_different,
+    listed,
+    names_for,
+    tidy,
+)
+from kbr.app.own.table import Table, read_table
+from kbr.core.errors import KbrError
+
+STATES = "states.csv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where the data are and which columns are what; the keys of data=npz.
+
+    x, z       npz: names for the columns; CSV: the columns to read (z of a folder: null, all);
+    sequence   npz: the key, CSV: the column, of sequence ids; null: `sequence` if it is there;
+    time       the same for time stamps;
+    file       folder: the column of file names.
+    """
+
+    path: str | None
+    x: Sequence[str] | None = None
+    z: Sequence[str] | None = None
+    sequence: str | None = None
+    time: str | None = None
+    file: str = "file"
+    resize: Sequence[int] | None = None
+    channels: str = "auto"
+
+    def __post_init__(self) -> None:
+        for key in ("x", "z"):
+            object.__setattr__(self, key, listed(getattr(self, key)))
+
+    def read(self) -> Recording:
+        if self.path is None:
+            raise KbrError(
+                "data=npz reads data of your own: set data.path to an npz file, a CSV file, or a "
+                "folder of frames with a CSV of states."
+            )
+        path = Path(self.path)
+        if path.is_dir():
+            return _read_folder(self, path)
+        if not path.is_file():
+            raise KbrError(f"data.path={path} is no file or folder (looked in {Path.cwd()}).")
+        readers = {".npz": _read_npz, ".csv": _read_csv, ".tsv": _read_csv, ".txt": _read_csv}
+        if path.suffix.lower() not in readers:
+            raise KbrError(
+                f"data.path={path} must end in .npz or .csv, or be a folder of frames; got "
+                f"{path.suffix or 'no ending'}."
+            )
+        return readers[path.suffix.lower()](self, path)
+
+
+def _read_npz(source: Source, path: Path) -> Recording:
+    try:
+        archive = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+        raise KbrError(f"{path} cannot be read as npz. Write it with np.savez.") from error
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise KbrError(f"{path} holds one bare array; expected npz with x and z (np.savez).")
+    with archive:
+        there = list(archive.files)
+        for key in ("x", "z"):
+            if key not in there:
+                raise KbrError(
+                    f"{path} has no array '{key}'; it has {', '.join(there) or 'none'}. Write it "
+                    "with np.savez(path, x=..., z=...), x [T, ...] and z [T, dz]."
+                )
+        x, z = (_member(archive, key, path) for key in ("x", "z"))
+        extra: dict[str, np.ndarray | None] = {}
+        for key, given in (("sequence", source.sequence), ("time", source.time)):
+            if given is not None and given not in there:
+                raise KbrError(
+                    f"data.{key}={given}: {path} has no such array; it has {', '.join(there)}."
+                )
+            name = given or key
+            extra[key] = _member(archive, name, path) if name in there else None
+    for name, array in (("x", x), ("z", z)):
+        _check_numeric(array, name, path)
+    z = z.reshape(-1, 1) if z.ndim == 1 else z
+    if z.ndim != 2:
+        raise KbrError(f"z in {path} must be [T, dz] or [T]; got shape {list(z.shape)}.")
+    lengths = {
+        "x": len(x),
+        "z": len(z),
+        **{k: len(np.atleast_1d(a)) for k, a in extra.items() if a is not None},
+    }
+    if len(set(lengths.values())) > 1:
+        shown = ", ".join(f"{key} {count}" for key, count in lengths.items())
+        raise KbrError(f"arrays in {path} must have one row for each step; got rows: {shown}.")
+    seen = as_observations(x, source.channels)
+    given_x = None if seen.ndim == 4 else source.x
+    return tidy(
+        Recording(
+            kind="npz",
+            x=_floating(seen),
+            z=z.astype(np.float64),
+            x_names=names_for(given_x, seen.shape[1], "x", "x"),
+            z_names=names_for(source.z, z.shape[1], "z", "z"),
+            sequence=_sequence_ids(extra["sequence"], len(z), path),
+            time=None if extra["time"] is None else _seconds(extra["time"], path),
+            dtypes=(str(x.dtype), str(z.dtype)),
+        )
+    )
+
+
+def _member(archive: np.lib.npyio.NpzFile, key: str, path: Path) -> np.ndarray:
+    try:
+        return np.asarray(archive[key])
+    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+        reason = "an array of Python objects" if "Object arrays" in str(error) else "damaged"
+        raise KbrError(
+            f"'{key}' in {path} is {reason}; kbr reads numbers only and never unpickles. Save it "
+            f"as a plain numeric array, one shape for all rows (np.asarray({key}, dtype=float))."
+        ) from error
+
+
+def _check_numeric(array: np.ndarray, name: str, path: Path) -> None:
+    if array.dtype.kind not in "buif":
+        raise KbrError(f"{name} in {path} must hold real numbers; got dtype {array.dtype}.")
+    if array.ndim == 0 or array.size == 0:
+        raise KbrError(f"{name} in {path} must have rows; got shape {list(array.shape)}.")
+
+
+def _floating(x: np.ndarray) -> np.ndarray:
+    """float64 for vectors, float32 for images; what is infinite is missing."""
+    made = x.astype(np.float32 if x.ndim == 4 else np.float64)
+    if not np.isfinite(made).all():
+        made[~np.isfinite(made)] = np.nan
+    return made
+
+
+def _sequence_ids(ids: np.ndarray | None, rows: int, path: Path) -> np.ndarray:
+    """Numbers for ids of any plain kind."""
+    if ids is None:
+        return np.zeros(rows, dtype=np.int64)
+    if ids.ndim != 1 or (ids.dtype.kind == "f" and not np.isfinite(ids).all()):
+        raise KbrError(f"sequence in {path} must be one id for each row [T]; none may be missing.")
+    return np.unique(ids, return_inverse=True)[1].reshape(-1) if ids.dtype.kind in "US" else ids
+
+
+def _seconds(time: np.ndarray, path: Path) -> np.ndarray:
+    if time.ndim != 1 or time.dtype.kind not in "uifM":
+        raise KbrError(
+            f"time in {path} must be numbers or datetime64 [T]; got {time.dtype} of shape "
+            f"{list(time.shape)}."
+        )
+    if time.dtype.kind == "M":
+        since = (time - time[0]) / np.timedelta64(1, "s")
+        return np.where(np.isnat(time), np.nan, since)
+    return time.astype(np.float64)
+
+
+def _read_csv(source: Source, path: Path) -> Recording:
+    table = read_table(path)
+    for key, chosen in (("x", source.x), ("z", source.z)):
+        if not chosen:
+            raise KbrError(
+                f"say which columns of {path} are {key}: data.{key}=[...]. There are: "
+                f"{', '.join(table.names)}."
+            )
+        check_different(chosen, key)
+    assert source.x is not None
+    assert source.z is not None
+    sequence, time = _borders(source, table)
+    return tidy(
+        Recording(
+            kind="csv",
+            x=table.numbers(source.x, "x"),
+            z=table.numbers(source.z, "z"),
+            x_names=tuple(source.x),
+            z_names=tuple(source.z),
+            dtypes=("text", "text"),
+            sequence=sequence,
+            time=time,
+        )
+    )
+
+
+def _borders(source: Source, table: Table) -> tuple[np.ndarray, np.ndarray | None]:
+    """Sequence ids and time stamps."""
+    sequence = source.sequence or ("sequence" if "sequence" in table.names else None)
+    time = source.time or ("time" if "time" in table.names else None)
+    ids = np.zeros(len(table), dtype=np.int64)
+    return (
+        ids if sequence is None else table.labels(sequence, "sequence"),
+        None if time is None else table.times(time),
+    )
+
+
+def _read_folder(source: Source, folder: Path) -> Recording:
+    tables = sorted(folder.glob("*.csv"))
+    named = [path for path in tables if path.name == STATES] or tables
+    if len(named) != 1:
+        found = ", ".join(path.name for path in tables) or "none"
+        raise KbrError(
+            f"the folder {folder} needs one CSV of states, {STATES}, with a column '{source.file}' "
+            f"of frames; CSV files there: {found}."
+        )
+    chosen = named[0]
+    table = read_table(chosen)
+    sequence, time = _borders(source, table)
+    taken = {source.file, source.sequence or "sequence", source.time or "time"}
+    columns = list(source.z) if source.z else [name for name in table.names if name not in taken]
+    if not columns:
+        raise KbrError(f"{chosen} has no columns of states beside {', '.join(table.names)}.")
+    check_different(columns, "z")
+    from kbr.app.own.frames import read_frames
+
+    x = read_frames(folder, table.text(source.file, "file"), chosen, source.resize)
+    return tidy(
+        Recording(
+            kind="frames",
+            x=x,
+            z=table.numbers(columns, "z"),
+            x_names=names_for(None, x.shape[1], "channel", "x"),
+            z_names=tuple(columns),
+            dtypes=("image files", "text"),
+            sequence=sequence,
+            time=time,
+        )
+    )

@@ -1,0 +1,155 @@
+"""What was recorded: observations and reference states row by row, with names and borders."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from kbr.core.errors import KbrError
+
+GAP = 1.5  # a step longer than this many usual steps is a gap
+SMALLEST_IMAGE = 4  # pixels; arrays with a shorter side are flattened to vectors
+CHANNELS = (1, 3, 4)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recording:
+    """Rows in order; NaN marks what is missing. x is [T, dx], or images [T, c, h, w]."""
+
+    kind: str
+    x: np.ndarray
+    z: np.ndarray  # [T, dz] float64
+    x_names: tuple[str, ...]  # of columns, or of channels
+    z_names: tuple[str, ...]
+    sequence: np.ndarray  # [T] number of the sequence, 0, 1, ... in order of appearance
+    time: np.ndarray | None = None  # [T] float64, seconds where the file holds dates
+    dtypes: tuple[str, str] = ("", "")  # of x and z in the file
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+    @property
+    def has_images(self) -> bool:
+        return self.x.ndim == 4
+
+    @cached_property
+    def x_missing(self) -> np.ndarray:
+        found: np.ndarray = ~np.isfinite(self.x).reshape(len(self), -1).all(1)
+        return found
+
+    @cached_property
+    def z_missing(self) -> np.ndarray:
+        found: np.ndarray = ~np.isfinite(self.z).all(1)
+        return found
+
+    def digest(self) -> str:
+        """A hash of the content, to tell whether a file has changed."""
+        found = hashlib.sha256()
+        for part in (self.x, self.z, self.sequence, self.time):
+            found.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
+        return found.hexdigest()[:16]
+
+    def starts(self, max_gap: float | None = None) -> np.ndarray:
+        """[T] bool: the row begins a new piece, by its sequence or after a gap in time."""
+        found = np.ones(len(self), dtype=bool)
+        found[1:] = np.diff(self.sequence) != 0
+        limit = self.longest_step(max_gap)
+        if self.time is not None and limit is not None:
+            found[1:] |= np.diff(self.time) > limit
+        return found
+
+    def longest_step(self, max_gap: float | None = None) -> float | None:
+        """Steps of `time` above this are gaps: 1.5 usual (median) steps unless given."""
+        if max_gap is not None:
+            return float(max_gap)
+        if self.time is None:
+            return None
+        steps = np.diff(self.time)[np.diff(self.sequence) == 0]
+        return GAP * float(np.median(steps)) if len(steps) else None
+
+
+def tidy(recording: Recording) -> Recording:
+    """Sequences as blocks in order of appearance, infinities as missing, time checked."""
+    _, first, index = np.unique(recording.sequence, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    sequence = rank[index.reshape(-1)]
+    order = np.argsort(sequence, kind="stable")
+    time = None if recording.time is None else recording.time[order]
+    made = replace(
+        recording,
+        x=recording.x[order],
+        z=np.where(np.isfinite(recording.z), recording.z, np.nan)[order],
+        sequence=sequence[order],
+        time=time,
+    )
+    _check(made, order)
+    return made
+
+
+def _check(made: Recording, order: np.ndarray) -> None:
+    if made.time is not None:
+        if not np.isfinite(made.time).all():
+            row = int(order[np.flatnonzero(~np.isfinite(made.time))[0]])
+            raise KbrError(f"time must be there in every row; row {row + 1} has none. Fill it.")
+        wrong = (np.diff(made.time) <= 0) & (np.diff(made.sequence) == 0)
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
+            raise KbrError(
+                f"time must grow from row to row of a sequence; row {int(order[at + 1]) + 1} has "
+                f"{made.time[at + 1]:g} after {made.time[at]:g}. Sort the rows by time, or name "
+                "the sequences (data.sequence)."
+            )
+    for name, missing in (("x", made.x_missing), ("z", made.z_missing)):
+        if missing.all():
+            raise KbrError(
+                f"every row of {name} has missing values, so there is nothing to learn from. "
+                f"Leave empty columns out of data.{name}."
+            )
+
+
+def as_observations(x: np.ndarray, channels: str) -> np.ndarray:
+    """[T, dx] or [T, c, h, w] from [T], [T, dx], [T, h, w], [T, h, w, c], [T, c, h, w]."""
+    if channels not in ("auto", "first", "last"):
+        raise KbrError(f"data.channels must be auto, first or last; got {channels!r}.")
+    if x.ndim == 1:
+        return x[:, None]
+    if x.ndim == 3 and min(x.shape[1:]) >= SMALLEST_IMAGE:
+        return x[:, None]
+    if x.ndim == 4:
+        last = x.shape[-1] in CHANNELS and x.shape[1] not in CHANNELS
+        if channels == "last" or (channels == "auto" and last):
+            x = np.moveaxis(x, -1, 1)
+        if min(x.shape[2:]) >= SMALLEST_IMAGE:
+            return x
+    return x.reshape(len(x), -1)
+
+
+def names_for(given: Sequence[str] | None, count: int, letter: str, key: str) -> tuple[str, ...]:
+    """The given names, or z_1, z_2, ...; as many as there are columns, all different."""
+    if given is None:
+        return tuple(f"{letter}_{k + 1}" for k in range(count))
+    names = tuple(str(name) for name in given)
+    if len(names) != count:
+        raise KbrError(
+            f"data.{key} names {len(names)} columns ({', '.join(names)}); {key} in the file has "
+            f"{count}. Give one name for each column."
+        )
+    check_different(names, key)
+    return names
+
+
+def listed(names: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    """Names as given; one alone may come without brackets."""
+    if names is None:
+        return None
+    return (names,) if isinstance(names, str) else tuple(str(name) for name in names)
+
+
+def check_different(names: Iterable[str], key: str) -> None:
+    names = list(names)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise KbrError(f"data.{key} names {', '.join(twice)} twice. Name every column once.")

@@ -1,0 +1,79 @@
+"""Is the filter as sure as it should be: scores for metrics.json, and two pictures."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from kbr.app.methods import Outcome
+from kbr.app.style import STYLE, save
+from kbr.app.view import coordinate_names
+from kbr.core.uncertainty import (
+    coverage,
+    gaussian_crps,
+    gaussian_energy_score,
+    gaussian_pit,
+)
+
+LEVELS = tuple(k / 20 for k in range(1, 20))
+CALIBRATED, RAW = "#0072B2", "#E69F00"
+
+
+def uncertainty_metrics(outcome: Outcome) -> dict[str, float]:
+    """Coverage of 90 % regions, CRPS and energy score of the calibrated beliefs, averaged."""
+    if outcome.cov is None or outcome.shown_cov is None:
+        return {}
+    mean, cov, truth = (t.double() for t in (outcome.mean, outcome.shown_cov, outcome.truth))
+    raw = coverage(mean, outcome.cov.double(), truth, level=0.9)
+    return {
+        "test/coverage_90": float(coverage(mean, cov, truth, level=0.9).mean()),
+        "test/coverage_90_raw": float(raw.mean()),
+        "test/crps": float(gaussian_crps(mean, cov, truth).mean()),
+        "test/energy_score": float(gaussian_energy_score(mean, cov, truth).mean()),
+    }
+
+
+def uncertainty_figures(folder: Path, outcome: Outcome) -> list[Path]:
+    """coverage.png (promised against found) and pit.png (flat if calibrated), over all trials."""
+    if outcome.cov is None:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_coverage(folder / "coverage", outcome), _pit(folder / "pit", outcome)]
+
+
+def _coverage(path: Path, outcome: Outcome) -> Path:
+    mean, truth = outcome.mean.double(), outcome.truth.double()
+    curves = [("covariance of the weights", outcome.cov, RAW, "--", "s")]
+    if outcome.calibrated is not None:
+        curves.append(("calibrated", outcome.calibrated, CALIBRATED, "-", "o"))
+    with plt.style.context(STYLE):
+        figure, axis = plt.subplots(figsize=(3.8, 3.6))
+        axis.plot([0, 1], [0, 1], color="#000000", lw=1)
+        for label, cov, colour, dash, marker in curves:
+            assert cov is not None
+            found = [float(coverage(mean, cov.double(), truth, level=p).mean()) for p in LEVELS]
+            axis.plot(LEVELS, found, color=colour, ls=dash, marker=marker, ms=3, label=label)
+        axis.set(xlabel="promised", ylabel="share of truths inside", xlim=(0, 1), ylim=(0, 1))
+        axis.legend(loc="upper left")
+        figure.tight_layout()
+        return save(figure, path, ("png",))[0]
+
+
+def _pit(path: Path, outcome: Outcome) -> Path:
+    assert outcome.shown_cov is not None
+    cov = outcome.shown_cov.double()
+    values = gaussian_pit(outcome.mean.double(), cov, outcome.truth.double())
+    names = coordinate_names(outcome.labels, values.shape[-1])
+    with plt.style.context(STYLE):
+        dz = values.shape[-1]
+        figure, axes = plt.subplots(
+            1, dz, figsize=(max(3.8, 2.6 * dz), 2.4), sharey=True, squeeze=False
+        )
+        for k, axis in enumerate(axes[0]):
+            shown = values[..., k].flatten().clamp(0, 1).numpy()
+            axis.hist(shown, bins=np.linspace(0, 1, 11), density=True, color=CALIBRATED, alpha=0.6)
+            axis.axhline(1, color="#000000", lw=1)
+            axis.set_xlabel(f"PIT of {names[k]}")
+        axes[0, 0].set_ylabel("density")
+        figure.tight_layout()
+        return save(figure, path, ("png",))[0]

@@ -1,0 +1,146 @@
+"""A fitted filter as plain tensors and values, checked when they come back from a file."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.calibration import Calibration
+from kbr.core.errors import KbrError
+from kbr.core.filters.landmarks import Landmarks
+from kbr.core.filters.tuning import CHOICES, Choice
+
+KIND = "kbr.kernel_filter"  # of files written by KernelBayesFilter.save
+RUN_KIND = "kbr.kernel"  # of a run's checkpoint: a batch of filters, one for each trial
+
+
+@dataclass(frozen=True, eq=False)
+class Compression:
+    """What compressing cost: pairs and error on the same sequence, before and after."""
+
+    n_train: int
+    n_landmarks: int
+    mse_before: float
+    mse_after: float
+
+    @property
+    def loss(self) -> float:
+        """Relative growth of the squared error: 0.01 is one per cent."""
+        return self.mse_after / self.mse_before - 1 if self.mse_before > 0 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """Everything a filter is rebuilt from, besides its settings."""
+
+    x: Float[Tensor, "*b n dx"]
+    z: Float[Tensor, "*b n dz"]
+    lengths: list[int]
+    shape: tuple[int, ...]
+    choice: Choice
+    landmarks: Landmarks | None = None
+    compression: Compression | None = None
+    calibration: Calibration | None = None
+
+
+def pack(stored: Stored) -> dict[str, Any]:
+    """Plain containers; a compressed filter is stored in float32, which its numbers can bear."""
+    content: dict[str, Any] = {
+        "x": stored.x.clone(),  # a view would take the whole of its storage into the file
+        "z": stored.z.clone(),
+        "lengths": list(stored.lengths),
+        "shape": list(stored.shape),
+        "choice": {name: getattr(stored.choice, name) for name in CHOICES},
+        "edges": list(stored.choice.edges),
+    }
+    if stored.landmarks is not None:
+        small = {"x": stored.x, "z": stored.z, **vars(stored.landmarks)}
+        small = {name: value.to(torch.float32) for name, value in small.items()}
+        content |= {"x": small.pop("x"), "z": small.pop("z"), "landmarks": small}
+    if stored.compression is not None:
+        content["compression"] = dict(vars(stored.compression))
+    if stored.calibration is not None:
+        content["calibration"] = dict(vars(stored.calibration))
+    return content
+
+
+def unpack(content: object) -> Stored:
+    """The inverse of `pack`; what does not fit together is refused by name."""
+    try:
+        assert isinstance(content, dict)
+        x, z = _numbers(content["x"]), _numbers(content["z"]).to(torch.float64)
+        lengths, shape = _counts(content["lengths"]), tuple(_counts(content["shape"]))
+        choice = {name: _numbers(content["choice"][name], finite=False) for name in CHOICES}
+        batch = z.shape[:-2]
+        assert z.ndim >= 2
+        assert x.shape == (*z.shape[:-1], math.prod(shape))
+        assert all(value.shape == batch for value in choice.values())
+        assert bool((choice["lam"] > 0).all())
+        landmarks = content.get("landmarks")
+        if landmarks is None:
+            assert sum(lengths) == z.shape[-2]
+        else:
+            mass, transition = (_numbers(landmarks[k]).double() for k in ("mass", "transition"))
+            assert not batch
+            assert mass.shape == z.shape[:1]
+            assert bool((mass >= 0).all())
+            assert transition.ndim == 2
+            assert 0 < transition.shape[0] == transition.shape[1] <= len(mass)
+            x, landmarks = x.to(torch.float64), Landmarks(mass / mass.sum(), transition)
+        compression = content.get("compression")
+        return Stored(
+            x,
+            z,
+            lengths,
+            shape,
+            Choice(**choice, edges=tuple(str(edge) for edge in content["edges"])),
+            landmarks,
+            None if compression is None else Compression(**compression),
+            _calibration(content.get("calibration"), z),
+        )
+    except (AssertionError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise KbrError(
+            "the file's filter is incomplete or its parts do not fit together "
+            f"({type(error).__name__}: {error}). Save it again with kbr."
+        ) from error
+
+
+def member(content: dict[str, Any], trial: int) -> dict[str, Any]:
+    """The filter of one trial out of a batch of them."""
+    z = content.get("z")
+    if not isinstance(z, Tensor) or z.ndim < 3:
+        return content
+    if not 0 <= trial < len(z):
+        raise KbrError(f"the file holds trials 0 .. {len(z) - 1}; got trial={trial}.")
+    parts = {"x": content["x"][trial], "z": z[trial]}
+    for name in ("choice", "calibration"):
+        if name in content:
+            parts[name] = {key: value[trial] for key, value in content[name].items()}
+    return {**content, **parts}
+
+
+def _calibration(found: Any, z: Tensor) -> Calibration | None:
+    if found is None:
+        return None
+    made = Calibration(**{key: _numbers(value) for key, value in found.items()})
+    assert made.blend.shape == z.shape[:-2]
+    assert made.errors.shape == (*z.shape[:-2], z.shape[-1], z.shape[-1])
+    assert made.scores.shape[:-1] == z.shape[:-2]
+    assert made.scores.shape[-1] > 0
+    return made
+
+
+def _numbers(value: object, *, finite: bool = True) -> Tensor:
+    assert isinstance(value, Tensor)
+    assert value.is_floating_point()
+    assert not finite or bool(value.isfinite().all())
+    return value
+
+
+def _counts(value: object) -> list[int]:
+    assert isinstance(value, list)
+    assert all(type(item) is int and item > 0 for item in value)
+    return value

@@ -1,0 +1,52 @@
+"""The commands in README and docs are ones the command line takes."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from kbr.app.cli import CONFIGS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SCRIPT = re.compile(r"python (train|evaluate)\.py((?: (?!#)[^\s`]+)*)")
+
+
+def commands() -> list[tuple[str, str, str]]:
+    """(page, script, arguments) of every command, in blocks and in running text."""
+    return [
+        (page.name, script, arguments.strip())
+        for page in PAGES
+        for script, arguments in SCRIPT.findall(page.read_text())
+    ]
+
+
+def first_values(arguments: str) -> list[str]:
+    """Overrides for one cell of a sweep; `...` stands for what a reader fills in."""
+    words = [word for word in shlex.split(arguments) if word not in ("-m", "--help")]
+    chosen = []
+    for one in OverridesParser.create().parse_overrides([w.replace("...", "x") for w in words]):
+        key, prefix = one.get_key_element(), "+" if one.is_add() else ""
+        sweep = one.is_sweep_override()
+        value = next(iter(one.sweep_string_iterator())) if sweep else one.get_value_element_as_str()
+        chosen.append(f"{prefix}{key.lstrip('+')}={value}")
+    return [text for text in chosen if not text.startswith("hydra")]
+
+
+@pytest.mark.parametrize(("page", "script", "arguments"), sorted(set(commands())))
+def test_command_composes(page, script, arguments, monkeypatch):
+    monkeypatch.setenv("KBR_RUN_ID", "test")
+    with initialize_config_dir(CONFIGS, version_base="1.3"):
+        compose(config_name=script, overrides=first_values(arguments))
+
+
+def test_commands_are_found_and_a_wrong_one_is_noticed():
+    assert len(commands()) > 10
+    with (
+        initialize_config_dir(CONFIGS, version_base="1.3"),
+        pytest.raises(Exception, match="modle"),
+    ):
+        compose(config_name="train", overrides=first_values("modle=iw"))

@@ -1,0 +1,83 @@
+"""The examples and the document on own data: every command in them runs."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+INSPECT = "from kbr.app.inspect_data import main; main()"
+BRIEF = ["model.filter.epochs=2", "model.filter.val_every=1"]
+
+
+def run(command: str, folder: Path) -> str:
+    """A documented command, in `folder`; networks train for two epochs only."""
+    words = shlex.split(command.replace("\\\n", " "))
+    if words[0] == "kbr-inspect":
+        words = [sys.executable, "-c", INSPECT, *words[1:]]
+    else:
+        assert words[0] == "python"
+        words = [sys.executable, str(ROOT / words[1]), *words[2:]]
+        trains = words[1].endswith("train.py") and "model=iw" not in words
+        words += BRIEF if trains else []
+    # Run ids are made from the clock by default: two runs in one second would share a folder.
+    own = {"PYTHONPATH": str(ROOT), "KBR_RUN_ID": str(time.time_ns())}
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, **own}
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def printed_commands(text: str) -> list[str]:
+    joined = text.replace("\\\n", " ")
+    return [line.strip() for line in joined.splitlines() if re.match(r"\s+(kbr-|python )", line)]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "label"),
+    [
+        ("own_recording.py", "--output co2.npz --rows 500", "season [deg]"),
+        ("imu.py", "--output imu.csv --drives 6 --rows 60", "yaw [deg]"),
+    ],
+)
+def test_an_example_writes_a_file_and_commands_that_run(tmp_path, script, arguments, label):
+    said = run(f"python examples/{script} {arguments}", tmp_path)
+    inspect, train = printed_commands(said)
+    assert max(len(line) for line in said.splitlines()) <= 80
+    assert label in run(inspect, tmp_path)
+    out = run(train, tmp_path)
+    assert label in out
+    error, blind = (
+        float(re.search(rf"{name} +([\d.]+)", out)[1]) for name in ("test/mse", "test/mse_of_mean")
+    )
+    assert error < 0.3 * blind  # the filter has learned something
+
+
+SECTIONS = {
+    part.partition("\n")[0]: re.findall(r"```(python|sh)\n(.*?)```", part, re.DOTALL)
+    for part in (ROOT / "docs" / "own_data.md").read_text().split("\n## ")[1:]
+}
+
+
+@pytest.mark.parametrize("section", [name for name, blocks in SECTIONS.items() if blocks])
+def test_every_block_of_the_document_runs_in_order(tmp_path, monkeypatch, section):
+    monkeypatch.chdir(tmp_path)
+    for language, block in SECTIONS[section]:
+        if language == "python":
+            exec(compile(block, "own_data.md", "exec"), {})
+            continue
+        for command in block.strip().splitlines():
+            run(command, tmp_path)
+    trained = sum(block.count("python train.py") for _, block in SECTIONS[section])
+    assert len(list(tmp_path.glob("outputs/npz_*/*/metrics.json"))) == trained
+
+
+def test_the_document_has_no_block_that_is_not_run():
+    text = (ROOT / "docs" / "own_data.md").read_text()
+    assert text.count("```") == 2 * sum(map(len, SECTIONS.values()))
