@@ -3,8 +3,9 @@
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -25,9 +26,21 @@ OmegaConf.register_new_resolver("either", lambda flag, yes, no: yes if flag else
 
 def _name_this_run() -> None:
     """One id for all processes of a run, whoever launches them, before Hydra names folders."""
-    known = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
-    given = next((os.environ[name] for name in known if os.environ.get(name)), None)
-    os.environ.setdefault("KBR_RUN_ID", given or time.strftime("%Y-%m-%d_%H-%M-%S"))
+    os.environ.setdefault(
+        "KBR_RUN_ID", _launchers_id(os.environ) or time.strftime("%Y-%m-%d_%H-%M-%S")
+    )
+
+
+def _launchers_id(environ: Mapping[str, str]) -> str | None:
+    """The same for all processes that srun or torchrun starts, and for a job that is requeued."""
+    if "SLURM_STEP_ID" in environ:  # a job script may run several commands, each with its srun
+        return f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
+    given = environ.get("TORCHELASTIC_RUN_ID")
+    if given != "none":  # what torchrun says without --rdzv-id
+        return given
+    if environ["WORLD_SIZE"] == environ["LOCAL_WORLD_SIZE"]:
+        return f"torchrun_{os.getppid()}"
+    return stop("torchrun on several nodes needs a name for the run: --rdzv-id=NAME.")
 
 
 @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="train")
@@ -56,7 +69,7 @@ def evaluate() -> None:
     _evaluate()
 
 
-def stop(message: str) -> None:
+def stop(message: str) -> NoReturn:
     """End with one clear message and exit code 2."""
     sys.stderr.write(f"kbr: {message}\n")
     raise SystemExit(2)

@@ -1,7 +1,10 @@
 """One training run: build, run all trials, write the run folder, say what came out."""
 
+import errno
 import shutil
+import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,10 +35,13 @@ from kbr.app.run_folder import (
     write_json,
     write_rows,
 )
-from kbr.app.trainer import trainer_settings
+from kbr.app.trainer import launch_of, trainer_settings
 from kbr.app.uncertainty_figures import uncertainty_metrics
 from kbr.core import checkpoint
-from kbr.core.errors import KbrError
+from kbr.core.errors import KbrError, Preempted
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+PREEMPTED = 143  # exit code of a run that a signal stopped and that can go on: 128 + SIGTERM
 
 SHOWN = (
     "val/mse",
@@ -54,30 +60,65 @@ def train_job(config: DictConfig) -> float | None:
     sweeping = hydra.mode == RunMode.MULTIRUN
     if sweeping and is_finished(folder, config):
         return None  # the sweep's own line says so
+    if not launch_of().is_first:
+        _work(config, folder)
+        return None
     for name in (FAILURE, MANIFEST):  # of other settings
         (folder / name).unlink(missing_ok=True)
     try:
         return _run(config, folder, sweeping)
+    except Preempted as stopped:
+        print(f"kbr: {stopped}", file=sys.stderr)
+        raise SystemExit(PREEMPTED) from None
     except KbrError as error:
         if not sweeping:
             _remove_if_empty(folder)
             stop(str(error))
         (folder / FAILURE).write_text(f"{error}\n")
-        return None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL and not sweeping:
+            stop(f"{error.strerror}. Checkpoints are whole: make room, then resume={folder}")
+        if not sweeping:
+            raise
+        # Whatever it is, the other cells go on; a bug's report needs the traceback.
+        (folder / FAILURE).write_text(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+    return None
+
+
+def _work(config: DictConfig, folder: Path) -> None:
+    """Take part in the training of another process, which writes and reports."""
+    try:
+        _run(config, folder, sweeping=False)
+    except Preempted:
+        raise SystemExit(0) from None
+    except KbrError as error:
+        started = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if started:  # otherwise the first worker says the same
+            stop(f"worker {launch_of().rank}: {error}")
+        raise SystemExit(2) from None
 
 
 def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     torch.set_num_threads(config.trainer.threads)
     seeds = trial_seeds(config)
     problem, method = build(config)
+    is_first = launch_of().is_first
+    if not (is_first or getattr(method, "trains", False)):
+        raise SystemExit(0)  # a closed form has work for one process
+    if sweeping and "timeout" in config.trainer:
+        raise KbrError(
+            "the cells of a sweep run in one process each. Use trainer=cpu or trainer=gpu, and "
+            "hydra/launcher=joblib for several cells at once."
+        )
     context = RunContext(
         folder=folder,
         trainer=trainer_settings(config),
         logger=config.logger,
         resume=Path(config.resume) if config.resume else None,
         quiet=sweeping,
+        is_first=is_first,
     )
-    if not sweeping:
+    if is_first and not sweeping:
         print(f"{method.name} on {problem.name}, {len(seeds)} trial(s)")
     started = time.perf_counter()
     outcome = method.run(problem, seeds, context)

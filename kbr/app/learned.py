@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from hydra.utils import instantiate
@@ -41,10 +41,13 @@ class TrainedMethod:
     compare_raw: bool = False
     device: str = "cpu"
 
+    trains: ClassVar[bool] = True  # so several workers are of use
+
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         problem = self._sequential(problem)
         filt, notes = self._suited(problem)
         quiet_lightning()
+        shown = context.is_first and not context.quiet
         parts, raw, started = [], [], time.perf_counter()
         edges: list[str] = []
         spent = 0.0
@@ -54,6 +57,12 @@ class TrainedMethod:
             resume = context.resume and _trial_folder(context.resume, seed, seeds)
             if resume and not (resume / "checkpoints" / "last.ckpt").is_file():
                 resume = None  # this trial had not begun
+            if not context.resume and filt.was_interrupted(
+                folder, data.x_train, data.z_train, seed
+            ):
+                resume = folder
+                if shown:
+                    print(f"  going on from {folder / 'checkpoints' / 'last.ckpt'}")
             filt.fit(
                 data.x_train,
                 data.z_train,
@@ -63,12 +72,12 @@ class TrainedMethod:
                     **context.trainer,
                     "logger": instantiate(context.logger)(save_dir=folder),
                     "enable_progress_bar": False,
-                    "callbacks": []
-                    if context.quiet
-                    else self._callbacks(problem, data.x_train, seed),
+                    "callbacks": self._callbacks(problem, data.x_train, seed) if shown else [],
                 },
                 resume=resume,
             )
+            if not context.is_first:
+                continue
             edges += filt.edges
             began = time.perf_counter()
             remembered = Remembered(filt)
@@ -79,6 +88,8 @@ class TrainedMethod:
                 plain = KernelBayesFilter().fit(data.x_train, data.z_train)
                 result, truth = problem.test(plain, data)  # type: ignore[arg-type]
                 raw.append(mean_squared_error(result.mean, truth))
+        if not context.is_first:
+            raise SystemExit(0)  # the first worker tests and writes
         info: dict[str, Any] = {"fit/epochs": filt.n_epochs, **problem.info()}
         if raw:
             info["test/mse_of_raw_kernel"] = float(torch.stack(raw).mean())

@@ -34,6 +34,7 @@ class RunContext:
     logger: DictConfig
     resume: Path | None = None
     quiet: bool = False
+    is_first: bool = True  # of several workers: the one that writes
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -74,7 +74,8 @@ class SweepReport(Callback):
         print(f"  report:   {folder / 'report.html'}")
         if failed:
             for name, message in failed.items():
-                print(f"  failed: {name}: {message}", file=sys.stderr)
+                print(f"  failed: {name}: {_first_line(message)}", file=sys.stderr)
+            print("  the same command tries them again", file=sys.stderr)
             raise SystemExit(1)
 
 
@@ -99,7 +100,7 @@ def _result(folder: Path, cell: Cell) -> str:
         return "already finished"
     failure = folder / "failure.txt"
     if failure.is_file():
-        return f"failed: {failure.read_text().strip()}"
+        return f"failed: {_first_line(failure.read_text())}"
     try:
         metrics = json.loads((folder / "metrics.json").read_text())
     except (OSError, json.JSONDecodeError):
@@ -108,6 +109,11 @@ def _result(folder: Path, cell: Cell) -> str:
     if metrics["test/trials"] > 1:
         error += f" ± {metrics['test/mse_stderr']:.4f}"
     return f"{error:<15} {in_words(cell.end - cell.start):>7}"
+
+
+def _first_line(text: str) -> str:
+    """What went wrong; a traceback may follow it in the file."""
+    return text.strip().partition("\n")[0]
 
 
 def _line(number: int, total: int | None, name: str, result: str, left: float | None) -> str:

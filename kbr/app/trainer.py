@@ -1,5 +1,9 @@
 """Hardware settings: from the `trainer` config group to arguments of Lightning's Trainer."""
 
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -7,17 +11,100 @@ from omegaconf import DictConfig
 
 from kbr.core.errors import KbrError
 
+STRATEGY = "kbr_ddp"  # Lightning's DDP with our time limit, under a name of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Who started this process, and which of how many it is; one process without a launcher."""
+
+    launcher: str | None = None
+    rank: int = 0
+    size: int = 1
+    nodes: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """The first process alone writes and prints."""
+        return self.rank == 0
+
+
+def launch_of(environ: Mapping[str, str] = os.environ) -> Launch:
+    """What torchrun, srun or Lightning say about this process."""
+    if "TORCHELASTIC_RUN_ID" in environ:
+        size = int(environ["WORLD_SIZE"])
+        return Launch(
+            launcher="torchrun",
+            rank=int(environ["RANK"]),
+            size=size,
+            nodes=size // int(environ["LOCAL_WORLD_SIZE"]),
+        )
+    if "SLURM_STEP_ID" in environ and "SLURM_NTASKS" in environ:
+        return Launch(
+            launcher="srun",
+            rank=int(environ["SLURM_PROCID"]),
+            size=int(environ["SLURM_NTASKS"]),
+            nodes=int(environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES", "1"))),
+        )
+    return Launch(rank=int(environ.get("LOCAL_RANK", "0")))  # set for Lightning's own children
+
 
 def trainer_settings(config: DictConfig) -> dict[str, Any]:
-    """Checked before any work: a GPU that is not there is one line of advice."""
-    accelerator = config.trainer.accelerator
-    if accelerator == "gpu" and not torch.cuda.is_available():
+    """Checked before any work: hardware that is not there is one line of advice."""
+    trainer, launch = config.trainer, launch_of()
+    parallel = "timeout" in trainer
+    if trainer.accelerator == "gpu" and not torch.cuda.is_available():
+        name, other = ("ddp", "ddp_cpu") if parallel else ("gpu", "auto")
         raise KbrError(
-            "trainer=gpu needs a CUDA device, and PyTorch sees none on this machine. "
-            "Use trainer=cpu or trainer=auto."
+            f"trainer={name} needs a CUDA device, and PyTorch sees none on this machine. "
+            f"Use trainer=cpu or trainer={other}."
         )
+    settings = {"accelerator": trainer.accelerator, "precision": trainer.precision}
+    if parallel:
+        return {**settings, **_parallel(trainer, launch)}
+    devices = 1 if trainer.devices == "auto" else trainer.devices
+    if launch.size > 1 or devices != 1:
+        raise KbrError(
+            f"this trainer is one process on one device; got trainer.devices={trainer.devices}, "
+            f"and {launch.size} process(es) started. Use trainer=ddp (GPUs) or trainer=ddp_cpu."
+        )
+    return {**settings, "devices": devices}
+
+
+def _parallel(trainer: DictConfig, launch: Launch) -> dict[str, Any]:
+    from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+
+    limit = timedelta(seconds=trainer.timeout)
+    StrategyRegistry.register(STRATEGY, DDPStrategy, override=True, timeout=limit)
+    os.environ.setdefault("OMP_NUM_THREADS", str(trainer.threads))  # of every worker
     return {
-        "accelerator": accelerator,
-        "devices": config.trainer.devices,
-        "precision": config.trainer.precision,
+        "strategy": STRATEGY,
+        "devices": _devices(trainer, launch),
+        "num_nodes": launch.nodes,
     }
+
+
+def _devices(trainer: DictConfig, launch: Launch) -> int:
+    """Workers on this node: as many as the launcher started, else what the config says."""
+    if launch.launcher is not None:
+        devices = launch.size // launch.nodes
+    elif "SLURM_NTASKS" in os.environ and int(os.environ["SLURM_NTASKS"]) > 1:
+        raise KbrError(
+            "several workers under Slurm are started by srun: put srun before python in the job "
+            "script (docs/scaling.md)."
+        )
+    elif trainer.devices == "auto":
+        devices = torch.cuda.device_count()
+    else:
+        devices = trainer.devices
+    if not isinstance(devices, int) or devices < 1:
+        raise KbrError(f"trainer.devices must be a number of workers, 1 or more; got {devices}.")
+    there = torch.cuda.device_count() if trainer.accelerator == "gpu" else os.cpu_count() or 1
+    if trainer.accelerator == "gpu" and devices > there:
+        raise KbrError(
+            f"trainer.devices={devices}, and this machine has {there} GPU(s). Lower "
+            "trainer.devices."
+        )
+    if devices > there and launch.is_first:
+        print(f"  note: {devices} workers share {there} CPU cores; fewer are faster")
+    return devices

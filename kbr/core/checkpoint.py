@@ -32,7 +32,8 @@ DAMAGE = (  # what torch's reader raises on files whose bytes were changed
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """`write` a temporary neighbour, flush it to disk, then put it in the place of `path`.
 
-    A process killed at any moment leaves the old file or the new one, never a part of one.
+    A process killed at any moment leaves the old file or the new one, never a part of one; so does
+    a disk that is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -41,13 +42,25 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
         temporary.replace(path)
+    except OSError as error:
+        raise KbrError(
+            f"cannot write {path}: {error.strerror or error}. What was there before is intact. "
+            "Make room on the disk, or write to another one."
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def save(path: Path, content: Mapping[str, Any]) -> None:
     """Plain containers and tensors only: `load` refuses anything else."""
-    write_atomically(path, lambda temporary: torch.save({"version": VERSION, **content}, temporary))
+
+    def write(temporary: Path) -> None:
+        try:
+            torch.save({"version": VERSION, **content}, temporary)
+        except RuntimeError as error:  # how PyTorch's writer says that the disk is full
+            raise OSError(str(error).splitlines()[0]) from error
+
+    write_atomically(path, write)
 
 
 def load(path: str | Path, *, kind: str) -> dict[str, Any]:

@@ -3,3 +3,7 @@
 
 class KbrError(ValueError):
     """Says what was expected, what came, and which setting to change."""
+
+
+class Preempted(Exception):
+    """Training was asked to stop by a signal; its state is saved, and it can go on."""

@@ -7,6 +7,7 @@ import lightning
 from torch import Tensor
 
 from kbr.core.checkpoint import write_atomically
+from kbr.training.preemption import StopRequest
 
 
 class KeepBest(lightning.Callback):
@@ -15,7 +16,8 @@ class KeepBest(lightning.Callback):
     A few hundred validation steps give a noisy error, and an early look can be lucky: later weights
     are kept unless their error is more than `slack` (a share) above the best one seen. `patience`
     such looks in a row end the training. All of its state is in last.ckpt, the kept weights too: a
-    run continued from there ends like one that was never interrupted.
+    run continued from there ends like one that was never interrupted. A signal that asks any of
+    the workers to stop makes all of them save and stop after the epoch.
     """
 
     def __init__(self, path: Path, *, patience: int, every: int, slack: float = 0.0) -> None:
@@ -25,6 +27,11 @@ class KeepBest(lightning.Callback):
         self.waited = 0
         self.finished = False
         self.weights: dict[str, Tensor] = {}
+        self.request = StopRequest()
+        self.preempted = False
+
+    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self.request.listen()
 
     def on_validation_end(
         self, trainer: lightning.Trainer, module: lightning.LightningModule
@@ -46,8 +53,12 @@ class KeepBest(lightning.Callback):
     ) -> None:
         epoch = trainer.current_epoch + 1
         self.finished = trainer.should_stop or epoch >= (trainer.max_epochs or epoch)
-        if self.finished or epoch % self.every == 0:
+        asked = trainer.strategy.reduce_boolean_decision(self.request.received, all=False)
+        self.preempted = asked and not self.finished
+        if self.finished or self.preempted or epoch % self.every == 0:
             self.save(trainer)
+        if self.preempted:
+            trainer.should_stop = True
 
     def save(self, trainer: lightning.Trainer) -> None:
         """Every worker takes part in gathering the state; the first one writes."""

@@ -8,16 +8,11 @@ from torch import Tensor, nn
 
 from kbr.core.features import Features, Identity, fourier_features
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
-from kbr.core.objectives import (
-    FeatureSums,
-    feature_sums,
-    loss_and_cotangents,
-    loss_from_sums,
-    share_of_loss,
-)
+from kbr.core.objectives import feature_sums, loss_from_sums
 from kbr.core.rules import ImportanceWeightedRule
 from kbr.training.data import Batch
-from kbr.training.sequence_module import SequenceModule
+from kbr.training.sequence_module import PIECE, SequenceModule
+from kbr.training.workers import loss_over_workers, rows_of
 
 COLLAPSED = 0.01  # features that explain less than this share of the targets explain nothing
 
@@ -64,15 +59,13 @@ class FeatureModule(SequenceModule):
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         world, rank = self.trainer.world_size, self.trainer.global_rank
-        x, z = (part[rank::world] for part in batch)
+        mine = rows_of(rank, world, len(batch[0]), piece=PIECE)
+        x, z = (part[mine] for part in batch)
         part = feature_sums(self.train_features(x), self.targets(z))
-        total = part if world == 1 else self._over_workers(part)
         if world == 1:
-            loss = loss_from_sums(total, lam=self.lam)
+            loss, total = loss_from_sums(part, lam=self.lam), part
         else:
-            value, cotangents = loss_and_cotangents(total, lam=self.lam)
-            share = world * share_of_loss(part, cotangents)  # workers' gradients are averaged
-            loss = share + (value - share).detach()
+            loss, total = loss_over_workers(part, lam=self.lam)
         self.log_sometimes("train/loss", loss.detach())
         self.log_sometimes("train/explained", 1 - loss.detach() * total.n / total.energy)
         return loss
@@ -85,12 +78,3 @@ class FeatureModule(SequenceModule):
         truth = z.to(device="cpu", dtype=torch.float64)
         error = filt.fit(torch.split(psi, lengths), torch.split(truth, lengths)).choice.val_mse
         self.log_validation(error)
-
-    def _over_workers(self, part: FeatureSums) -> FeatureSums:
-        sums = (part.second, part.cross, part.energy)
-        second, cross, energy = (
-            self.trainer.strategy.reduce(value.detach().clone(), reduce_op="sum") for value in sums
-        )
-        count = torch.tensor(float(part.n), device=part.energy.device)
-        n = int(self.trainer.strategy.reduce(count, reduce_op="sum"))
-        return FeatureSums(second, cross, energy, n)

@@ -1,6 +1,7 @@
 """The LSTM baseline: the latent from the last few frames, with the same encoder."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -66,11 +67,23 @@ class LSTMModule(SequenceModule):
     def training_step(self, batch: Batch, index: int) -> Tensor:
         x, z = batch
         lengths = self.trainer.datamodule.train_lengths  # type: ignore[attr-defined]
-        scaled = self.predict_scaled(self.train_features(x), lengths)
-        target = (z.to(scaled) - self.z_mean) / self.z_scale
-        loss = (scaled - target).square().sum(-1).mean()
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        loss = self.share(x, z, lengths, rank=rank, world=world)
         self.log_sometimes("train/loss", loss.detach())
         return loss
+
+    def share(
+        self, x: Tensor, z: Tensor, lengths: Sequence[int], *, rank: int, world: int
+    ) -> Tensor:
+        """The loss of one worker's block of steps; the mean over workers is the loss of all."""
+        start, end = (len(z) * k // world for k in (rank, rank + 1))
+        before = max(0, start - self.window + 1)  # frames that the block's first windows see
+        ends = list(accumulate(lengths))
+        seen = [min(e, end) - max(e - n, before) for e, n in zip(ends, lengths, strict=True)]
+        psi = self.train_features(x[before:end])
+        scaled = self.predict_scaled(psi, [n for n in seen if n > 0])[start - before :]
+        target = (z[start:end].to(scaled) - self.z_mean) / self.z_scale
+        return (scaled - target).square().sum(-1).mean() * (world * (end - start) / len(z))
 
     def validation_step(self, batch: Batch, index: int) -> None:
         """The error on the validation block, entered without memory, as a test sequence is."""

@@ -46,5 +46,7 @@ def quiet_lightning() -> None:
     """Hardware tables, tips and known deprecations are not news to our users."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # That a worker died is news.
+    logging.getLogger("lightning.fabric.strategies.launchers").setLevel(logging.INFO)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")

@@ -111,7 +111,8 @@ class SequenceModule(lightning.LightningModule):
     def log_sometimes(self, name: str, value: Tensor) -> None:
         """Logging every step costs more than a small network's step itself."""
         if self.current_epoch % self.log_every == 0:
-            self.log(name, value.float(), prog_bar=True)
+            many = self.trainer.world_size > 1
+            self.log(name, value.float(), prog_bar=True, sync_dist=many)
 
     def log_validation(self, error: Tensor) -> None:
         many = self.trainer.world_size > 1  # every worker has the same number

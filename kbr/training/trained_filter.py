@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
 from kbr.core import checkpoint
-from kbr.core.errors import KbrError
+from kbr.core.errors import KbrError, Preempted
 from kbr.core.filters.result import FilterResult
 from kbr.core.filters.sequences import training_sequences
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive
@@ -27,6 +27,7 @@ from kbr.training.callbacks import KeepBest
 from kbr.training.data import SequenceData
 from kbr.training.encoders import SoftArgmaxCNN, check_sizes
 from kbr.training.sequence_module import SequenceModule
+from kbr.training.workers import check_workers, is_lost
 
 ENCODE_ROWS = 512  # frames encoded at once when filtering
 Encoder = Callable[..., nn.Module]
@@ -124,7 +125,7 @@ class TrainedFilter(ABC):
         folder = Path(folder)
         x, z = x.to(torch.float32).reshape(-1, *shape), z.to(torch.float64)
         data = SequenceData(x, z, self._lengths)
-        record = self._record(x, z, seed)
+        record = self._record(x, z, self._lengths, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # networks draw their first weights from the global generator
             encoder = self._build_encoder(shape)
@@ -173,7 +174,8 @@ class TrainedFilter(ABC):
             "num_sanity_val_steps": 0,
             "enable_checkpointing": False,
             "enable_model_summary": False,
-            "use_distributed_sampler": False,
+            "use_distributed_sampler": False,  # the modules share the rows out themselves
+            "sync_batchnorm": module.mixes_rows and "strategy" in arguments,
         }
         if "logger" not in arguments:
             settings["logger"] = TensorBoardLogger(save_dir=folder, name="tensorboard", version="")
@@ -184,7 +186,24 @@ class TrainedFilter(ABC):
             if state["finished"]:  # nothing left to train: Lightning would start a further epoch
                 keep.load_state_dict(state)
                 return bool(runner.is_global_zero)
-        runner.fit(module, datamodule=data, ckpt_path=start)
+        check_workers(
+            runner.world_size,
+            points=data.cut,
+            mixed=module.mixes_rows,
+            device=runner.strategy.root_device.type,
+        )
+        try:
+            runner.fit(module, datamodule=data, ckpt_path=start)
+        except RuntimeError as error:
+            if runner.world_size == 1 or not is_lost(error):
+                raise
+            raise KbrError(
+                f"another of the {runner.world_size} workers has ended or cannot be reached "
+                f"({str(error).partition('. ')[0]}). Go on from the last checkpoint with "
+                f"resume={folder}."
+            ) from error
+        if keep.preempted:
+            raise Preempted(f"stopped by a signal; saved {keep.path}. Go on: resume={folder}")
         if not keep.weights:
             raise KbrError(
                 "training ended without a finite validation error, so no weights were kept. Lower "
@@ -297,9 +316,9 @@ class TrainedFilter(ABC):
         made = {f.name: checkpoint.plain(getattr(self, f.name)) for f in fields(self)}
         return {**made, "encoder": _describe_encoder(self.encoder)}
 
-    def _record(self, x: Tensor, z: Tensor, seed: int) -> dict[str, Any]:
+    def _record(self, x: Tensor, z: Tensor, lengths: list[int], seed: int) -> dict[str, Any]:
         digest = hashlib.sha256(x.numpy(force=True).tobytes() + z.numpy(force=True).tobytes())
-        digest.update(repr(self._lengths).encode())
+        digest.update(repr(lengths).encode())
         return {
             "kind": self.kind,
             "hyper_parameters": self.hyper_parameters(),
@@ -324,6 +343,24 @@ class TrainedFilter(ABC):
             if content[key] != record[key]:
                 raise KbrError(f"a resumed run must keep its {name}; the one in {path} differs.")
         return path
+
+    def was_interrupted(
+        self,
+        run: Path,
+        x_train: ArrayLike | Sequence[ArrayLike],
+        z_train: ArrayLike | Sequence[ArrayLike],
+        seed: int,
+    ) -> bool:
+        """Whether `run` holds unfinished training of this very run, to go on with."""
+        if not (run / "checkpoints" / "last.ckpt").is_file():
+            return False
+        x, z, lengths, _ = training_sequences(x_train, z_train)
+        try:
+            path = self._last_checkpoint(run, self._record(x.float(), z.double(), lengths, seed))
+            states = checkpoint.load(path or "", kind=self.kind)["callbacks"]
+        except KbrError:
+            return False  # of other settings or other data, or damaged: begin anew
+        return not any(state.get("finished") for state in states.values())
 
     def _get(self) -> SequenceModule:
         if self._module is None:

@@ -1,0 +1,66 @@
+"""Several workers, one loss: each takes a share of the points, and their sums are added up."""
+
+import re
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.objectives import FeatureSums, loss_and_cotangents, share_of_loss
+
+# What gloo, NCCL and the store say when the other end is gone.
+LOST = re.compile(r"closed by peer|reset by peer|broken pipe|timed? ?out|gloo|nccl|store", re.I)
+
+
+def rows_of(rank: int, world: int, n: int, *, piece: int) -> slice:
+    """The rows of one worker: a block of whole pieces, or of rows where there are few.
+
+    A piece passes the network together, and comes out to the same bits on whatever worker; shares
+    cut across pieces would be rounded differently, and training makes much of such differences.
+    """
+    unit = piece if n >= world * piece else 1
+    count = -(-n // unit)
+    start, end = (min(n, unit * (count * k // world)) for k in (rank, rank + 1))
+    return slice(start, end)
+
+
+def sum_over_workers(part: FeatureSums) -> FeatureSums:
+    """The sums over all workers' points, without a graph; one message of d (d + p) + 2 numbers."""
+    values = (part.second, part.cross, part.energy, part.energy.new_tensor(float(part.n)))
+    message = torch.cat([value.detach().flatten() for value in values])
+    dist.all_reduce(message)
+    summed = torch.split(message, [value.numel() for value in values])
+    second, cross, energy, n = (s.reshape(v.shape) for s, v in zip(summed, values, strict=True))
+    return FeatureSums(second, cross, energy, round(float(n)))
+
+
+def loss_over_workers(part: FeatureSums, *, lam: float) -> tuple[Tensor, FeatureSums]:
+    """The loss of all workers' points, and their sums; `part` are the sums of this one's.
+
+    Its gradient is `world` times this worker's share of the full gradient: Lightning and PyTorch
+    average gradients over the workers, and so arrive at the full one.
+    """
+    total = sum_over_workers(part)
+    value, cotangents = loss_and_cotangents(total, lam=lam)
+    share = dist.get_world_size() * share_of_loss(part, cotangents)
+    return share + (value - share).detach(), total
+
+
+def is_lost(error: RuntimeError) -> bool:
+    """Whether this is how the loss of another worker shows."""
+    return isinstance(error, dist.DistError) or bool(LOST.search(str(error)))
+
+
+def check_workers(workers: int, *, points: int, mixed: bool, device: str) -> None:
+    """What several workers cannot do; `mixed`: the encoder has batch normalisation."""
+    if points < workers:
+        raise KbrError(
+            f"{workers} workers need at least {workers} points to train on; there are {points} "
+            "before the validation block. Raise data.n_train, or lower trainer.devices."
+        )
+    if workers > 1 and mixed and device == "cpu":
+        raise KbrError(
+            "the encoder has batch normalisation, and CPU workers cannot share its statistics. Use "
+            "encoder=cnn, one process (trainer=cpu), or GPUs (trainer=ddp)."
+        )

@@ -1,0 +1,168 @@
+"""Sweeps over processes, run ids under launchers, and the search for settings."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kbr.app.cli import _launchers_id
+from kbr.core.errors import KbrError
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = ["data=rotation", "data.n_test=10", "model=ekf"]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "train.py"), "-m", *arguments]
+    return subprocess.Popen(
+        [*command, f"hydra.sweep.dir={folder}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_all_processes_of_a_launcher_have_one_id():
+    slurm = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "2"}
+    assert _launchers_id(slurm) == "17.2"
+    assert _launchers_id({"SLURM_JOB_ID": "17"}) is None  # a shell on a cluster: by the clock
+    torchrun = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    assert _launchers_id({**torchrun, "TORCHELASTIC_RUN_ID": "mine"}) == "mine"
+    assert _launchers_id(torchrun) == f"torchrun_{os.getppid()}"
+    with pytest.raises(SystemExit):
+        _launchers_id({**torchrun, "LOCAL_WORLD_SIZE": "1"})
+
+
+def test_a_cell_with_a_bug_is_reported_and_the_others_go_on(tmp_path):
+    """Not one of our own errors: a class that is not there."""
+    task = "data.problem.task._target_=kbr.core.datasets.dynamics."
+    arguments = [*SMALL, f"{task}Missing,kbr.core.datasets.dynamics.Rotation"]
+    done = start(tmp_path, *arguments)
+    printed, errors = done.communicate(timeout=200)
+    assert done.returncode == 1, errors
+    assert "[2/2]" in printed
+    assert "failed: " in errors
+    assert "Traceback" not in errors + printed
+    assert len(rows(tmp_path)) == 1
+    (failure,) = tmp_path.glob("*/failure.txt")
+    assert "Traceback" in failure.read_text()
+
+
+def test_cells_of_a_sweep_are_one_process_each(tmp_path):
+    done = start(tmp_path, *SMALL, "trainer=ddp_cpu", "seed=0,1")
+    _, errors = done.communicate(timeout=200)
+    assert done.returncode == 1
+    assert "hydra/launcher=joblib" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_joblib_sweep_killed_half_way_is_completed_by_the_same_command(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    arguments = [*SMALL, *joblib, "data.sigma_x=0.1,0.2,0.3,0.4", "seed=0,1"]
+    killed = start(tmp_path, *arguments)
+    deadline = time.monotonic() + 600
+    while len(list(tmp_path.glob("*/run.json"))) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/run.json")}
+    assert 4 <= len(finished) < 8
+    again = start(tmp_path, *arguments)
+    printed, errors = again.communicate(timeout=600)
+    assert again.returncode == 0, errors
+    assert printed.count("already finished") == len(finished)
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    found = [(row["data.sigma_x"], row["seed"]) for row in rows(tmp_path)]
+    wanted = {(sigma, seed) for sigma in ("0.1", "0.2", "0.3", "0.4") for seed in "01"}
+    assert len(found) == 8
+    assert set(found) == wanted
+
+
+@pytest.fixture
+def search():
+    pytest.importorskip("optuna")
+    from kbr.app import search
+
+    return search
+
+
+def test_ranges_on_the_command_line_are_searched(search):
+    given = [
+        "model=lstm",
+        "model.filter.lr=tag(log,interval(1e-4,1e-2))",
+        "model.filter.hidden=8,9",
+    ]
+    fixed, space = search.split(given)
+    assert fixed == ["model=lstm"]
+    assert [one.get_key_element() for one in space] == ["model.filter.lr", "model.filter.hidden"]
+
+    class Trial:
+        def suggest_float(self, key, low, high, *, log):
+            return (low, high, log)[1]
+
+        def suggest_categorical(self, key, values):
+            return values
+
+    assert search.suggestion(Trial(), space[0]) == 1e-2
+    assert search.suggestion(Trial(), space[1]) == ["8", "9"]
+
+
+@pytest.mark.parametrize(
+    ("model", "keys"),
+    [
+        ("iw_nn", {"model.filter.lr", "model.filter.noise", "encoder.dropout", "model.filter.lam"}),
+        ("lstm", {"model.filter.lr", "model.filter.noise", "model.filter.dropout"}),
+    ],
+)
+def test_what_is_searched_by_itself(search, model, keys):
+    fixed = [f"model={model}"]
+    space = search.default_space(search.composed(fixed), fixed)
+    assert {one.get_key_element() for one in space} == keys
+    kept = search.default_space(search.composed(fixed), [*fixed, "model.filter.lr=1"])
+    assert {one.get_key_element() for one in kept} == keys - {"model.filter.lr"}
+
+
+def test_a_search_that_has_nothing_to_search_says_so(search, tmp_path):
+    with pytest.raises(KbrError, match="no training to search over"):
+        search.search(["data=rotation", "model=iw"], trials=1, study=tmp_path / "study.db")
+    with pytest.raises(KbrError, match="at least 1"):
+        search.search([], trials=0, study=tmp_path / "study.db")
+
+
+@pytest.mark.filterwarnings("ignore")  # Optuna's own, about what is experimental
+def test_a_search_goes_on_and_ends_with_a_command(search, tmp_path, capsys):
+    given = [
+        "data=dsprites",
+        "data.n_train=30",
+        "data.n_test=2",
+        "trainer=cpu",
+        "model.filter.epochs=2",
+        "model.filter.val_every=1",
+        "model.filter.n_fourier=8",
+        "encoder.channels=2",
+        "encoder.n_maps=2",
+    ]
+    study = tmp_path / "study.db"
+    search.search([*given, "model.filter.lr=interval(1e-3,1e-2)"], trials=1, study=study)
+    capsys.readouterr()
+    best = search.search([*given, "model.filter.lr=interval(1e-3,1e-2)"], trials=2, study=study)
+    printed = capsys.readouterr().out
+    assert "1 done" in printed
+    assert printed.count("[2/2]") == 1
+    assert f"model.filter.lr={best.params['model.filter.lr']:.4g}" in printed
+    assert "python train.py data=dsprites" in printed
+    assert best.value > 0

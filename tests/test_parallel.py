@@ -1,0 +1,259 @@
+"""Several workers train exactly as one does: loss, gradient, metrics, one run folder."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import kbr._torchvision  # noqa: F401  (before lightning)
+
+# isort: split
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from kbr.app.trainer import launch_of, trainer_settings
+from kbr.core.errors import KbrError
+from kbr.core.objectives import feature_loss, feature_sums
+from kbr.training.lstm_module import LSTMModule
+from kbr.training.workers import check_workers, is_lost, loss_over_workers, rows_of
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMON = [
+    "data=dsprites",
+    "data.n_train=61",
+    "data.n_test=20",
+    "model.compare_raw=false",
+    "model.filter.epochs=12",
+    "model.filter.val_every=4",
+    "model.filter.noise=0.0",
+    "encoder.dropout=0.0",
+    "encoder.channels=4",
+    "encoder.n_maps=4",
+    "encoder.n_features=6",
+]
+# The smallest ridges magnify single-precision rounding.
+SMALL = [*COMMON, "model.filter.n_fourier=32", "+model.filter.lams=[1e-3,1e-2,1e-1]"]
+
+
+def points(n: int = 61) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, phi = (torch.randn(n, d, generator=generator, dtype=torch.float64) for d in (5, 7))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 4)).double(), x, phi
+
+
+def work(rank: int, world: int, folder: Path) -> None:
+    """One worker's step as the trainer makes it: shares of the rows, gradients averaged by DDP."""
+    torch.set_num_threads(1)
+    store = torch.distributed.FileStore(str(folder / "store"), world)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    encoder, x, phi = points()
+    encode = DistributedDataParallel(encoder)
+    mine = rows_of(rank, world, len(x), piece=30)  # 30 and 31, or three times about 20
+    part = feature_sums(encode(x[mine]), phi[mine])
+    loss, total = loss_over_workers(part, lam=1e-4)
+    torch.autograd.backward(loss)
+    gradient = [p.grad for p in encoder.parameters()]
+    torch.save([loss.detach(), total.n, *gradient], folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_loss_and_gradient_of_uneven_shares_are_those_of_one_process(tmp_path, world):
+    torch.multiprocessing.spawn(work, (world, tmp_path), nprocs=world)
+    encoder, x, phi = points()
+    loss = feature_loss(encoder(x), phi, lam=1e-4)
+    torch.autograd.backward(loss)
+    expected = [loss.detach(), len(x), *(p.grad for p in encoder.parameters())]
+    for rank in range(world):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize(("n", "world"), [(5, 5), (41, 2), (200, 2), (201, 2), (1030, 4)])
+def test_every_row_is_in_one_share(n, world):
+    rows = [list(range(n))[rows_of(k, world, n, piece=100)] for k in range(world)]
+    assert [row for share in rows for row in share] == list(range(n))
+    assert all(rows)
+    assert n < 100 * world or all(share[0] % 100 == 0 for share in rows)
+
+
+@pytest.mark.parametrize(("n", "world"), [(41, 2), (41, 3), (7, 7)])
+def test_blocks_of_the_lstm_average_to_its_loss(n, world):
+    """Blocks shorter than the window and uneven ones too."""
+    generator = torch.Generator().manual_seed(1)
+    x, z = torch.randn(n, 3, generator=generator), torch.randn(n, 2, generator=generator)
+    shared = {"epochs": 1, "lr": 0.1, "weight_decay": 0.0, "noise": 0.0, "seed": 0}
+    module = LSTMModule(
+        nn.Linear(3, 4),
+        x,
+        z,
+        n_features=4,
+        window=5,
+        hidden=6,
+        **shared,
+        log_every=1,
+        record={},
+    ).double()
+    x, z = x.double(), z.double()
+    lengths = [len(z) // 3, len(z) - len(z) // 3]
+    whole = module.share(x, z, lengths, rank=0, world=1)
+    shares = [module.share(x, z, lengths, rank=k, world=world) for k in range(world)]
+    shares = torch.stack(shares)
+    torch.testing.assert_close(shares.mean(), whole, rtol=1e-12, atol=0)
+    names = [name for name, _ in module.named_parameters()]
+    weights = list(module.parameters())
+    expected = dict(zip(names, torch.autograd.grad(whole, weights), strict=True))
+    found = dict(zip(names, torch.autograd.grad(shares.mean(), weights), strict=True))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
+
+
+def settings(name: str, **changes: object) -> dict[str, object]:
+    loaded = OmegaConf.load(ROOT / "configs" / "trainer" / f"{name}.yaml")
+    return trainer_settings(OmegaConf.create({"trainer": {**loaded, **changes}}))
+
+
+@pytest.fixture
+def plain_environment(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("SLURM", "TORCHELASTIC")) or name == "LOCAL_RANK":
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("plain_environment")
+def test_settings_of_every_trainer(capsys):
+    assert settings("cpu")["devices"] == settings("auto")["devices"] == 1
+    assert settings("ddp_cpu")["devices"] == 2
+    assert settings("ddp_cpu")["num_nodes"] == 1
+    assert settings("ddp_cpu", devices=1000)["devices"] == 1000
+    assert "1000 workers share" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("plain_environment")
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("cpu", {"devices": 2}, "trainer=ddp_cpu"),
+        ("ddp_cpu", {"devices": 0}, "1 or more; got 0"),
+        ("ddp_cpu", {"devices": "many"}, "got many"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(name, changes, words):
+    with pytest.raises(KbrError, match=words):
+        settings(name, **changes)
+
+
+@pytest.mark.usefixtures("plain_environment")
+def test_more_gpus_than_there_are_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(KbrError, match=r"trainer=ddp needs a CUDA device.*trainer=ddp_cpu"):
+        settings("ddp")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert settings("ddp")["devices"] == 4
+    with pytest.raises(KbrError, match=r"trainer.devices=8, and this machine has 4 GPU"):
+        settings("ddp", devices=8)
+
+
+def test_torchrun_and_srun_say_how_many_workers_there_are(monkeypatch, plain_environment):
+    elastic = {"TORCHELASTIC_RUN_ID": "a", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    found = launch_of(elastic)
+    assert (found.rank, found.size, found.nodes, found.is_first) == (3, 4, 2, False)
+    slurm = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_NNODES": "2"}
+    found = launch_of(slurm)
+    assert (found.rank, found.size, found.nodes, found.is_first) == (0, 8, 2, True)
+    assert launch_of({"LOCAL_RANK": "1"}).is_first is False
+    assert launch_of({}).is_first
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+    made = settings("ddp_cpu")
+    assert (made["devices"], made["num_nodes"]) == (4, 2)
+    with pytest.raises(KbrError, match="8 process"):
+        settings("cpu")
+    monkeypatch.delenv("SLURM_STEP_ID")
+    with pytest.raises(KbrError, match="put srun before python"):
+        settings("ddp_cpu")
+
+
+def test_what_several_workers_cannot_do_is_refused():
+    check_workers(3, points=3, mixed=False, device="cpu")
+    check_workers(1, points=3, mixed=True, device="cpu")
+    check_workers(2, points=3, mixed=True, device="cuda")
+    with pytest.raises(KbrError, match=r"4 workers need at least 4 points.*there are 3"):
+        check_workers(4, points=3, mixed=False, device="cpu")
+    with pytest.raises(KbrError, match=r"batch normalisation.*encoder=cnn"):
+        check_workers(2, points=3, mixed=True, device="cpu")
+
+
+def test_lost_workers_are_told_from_bugs():
+    assert is_lost(RuntimeError("[pair.cc:537] Connection closed by peer [127.0.0.1]:3381"))
+    assert is_lost(RuntimeError("Timed out waiting 600000ms for recv operation to complete"))
+    assert not is_lost(RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)"))
+
+
+def launch(command: list[str], **environment: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    known = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "KBR_RUN"))}
+    return subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env={**known, **environment}
+    )
+
+
+def train(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "train.py"), *arguments]
+    return launch([*command, f"hydra.run.dir={folder}"])
+
+
+def metrics(folder: Path) -> dict[str, float]:
+    read = json.loads((folder / "metrics.json").read_text())
+    return {name: read[name] for name in ("test/mse", "val/mse", "fit/epochs")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("model", ["iw_nn", "lstm"])
+def test_two_processes_end_with_the_metrics_of_one(tmp_path, model):
+    given = SMALL if model == "iw_nn" else [*COMMON, "model=lstm"]
+    found = {}
+    for name in ("cpu", "ddp_cpu"):
+        done = train(tmp_path / name, *given, f"trainer={name}")
+        printed, errors = done.communicate(timeout=600)
+        assert done.returncode == 0, errors
+        assert printed.count("test/mse ") == 1
+        found[name] = metrics(tmp_path / name)
+    assert found["ddp_cpu"] == pytest.approx(found["cpu"], rel=1e-4)
+    left = {path.name for path in (tmp_path / "ddp_cpu").iterdir()}
+    assert left == {path.name for path in (tmp_path / "cpu").iterdir()}
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_torchrun_on_two_nodes_leaves_one_run_folder(tmp_path):
+    alone = train(tmp_path / "alone", *SMALL, "trainer=cpu")
+    assert alone.communicate(timeout=600)[0]
+    end = f"--rdzv-endpoint=localhost:{free_port()}"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    rendezvous = ["--rdzv-id=both", "--rdzv-backend=c10d", end, "--local-addr=127.0.0.1"]
+    here = f"hydra.run.dir={tmp_path}/runs/${{oc.env:KBR_RUN_ID}}"
+    job = [str(ROOT / "train.py"), *SMALL, "trainer=ddp_cpu", here]
+    nodes = [launch([*torchrun, *rendezvous, *job]) for _ in range(2)]
+    printed = ""
+    for node in nodes:
+        out, errors = node.communicate(timeout=600)
+        assert node.returncode == 0, errors
+        printed += out
+    assert printed.count("test/mse ") == 1
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["both"]
+    assert metrics(tmp_path / "runs" / "both") == pytest.approx(metrics(tmp_path / "alone"), 1e-4)
