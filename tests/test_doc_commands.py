@@ -20,13 +20,13 @@ def commands() -> list[tuple[str, str, str]]:
     return [
         (page.name, script, arguments.strip())
         for page in PAGES
-        for script, arguments in SCRIPT.findall(page.read_text())
+        for script, arguments in SCRIPT.findall(re.sub(r"\\\n\s*", "", page.read_text()))
     ]
 
 
 def first_values(arguments: str) -> list[str]:
     """Overrides for one cell of a sweep; `...` stands for what a reader fills in."""
-    words = [word for word in shlex.split(arguments) if word not in ("-m", "--help")]
+    words = [word for word in shlex.split(arguments) if word not in ("-m", "--help", "...")]
     chosen = []
     for one in OverridesParser.create().parse_overrides([w.replace("...", "x") for w in words]):
         key, prefix = one.get_key_element(), "+" if one.is_add() else ""
