@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import kbr
@@ -209,8 +209,28 @@ def test_a_file_whose_parts_do_not_fit_is_refused(key, value, tmp_path):
         load_filter(tmp_path / "f.ckpt")
 
 
+def test_a_file_without_its_filter_is_refused(tmp_path):
+    checkpoint.save(tmp_path / "f.ckpt", {"kind": "kbr.kernel_filter", "fi1ter": {}})
+    with pytest.raises(KbrError, match="holds no filter"):
+        load_filter(tmp_path / "f.ckpt")
+
+
+def test_a_changed_number_is_noticed(tmp_path):
+    """One byte of a tensor: the file would load, with another number in it."""
+    path = tmp_path / "f.ckpt"
+    filt = fitted()
+    filt.save(path)
+    content = path.read_bytes()
+    number = filt.state()["z"].flatten()[3].numpy().tobytes()
+    at = content.index(number)
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    with pytest.raises(KbrError, match=r"damaged.*check sum"):
+        load_filter(path)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32 - 1))
+@example(4615331)
 def test_flipped_bytes_load_or_are_refused(tmp_path, seed):
     """Any damage is our own error, or no damage at all."""
     path = tmp_path / "good.ckpt"

@@ -160,7 +160,10 @@ class StoredFilter:
     @classmethod
     def load(cls: type[AnyFilter], path: str | Path) -> AnyFilter:
         """A filter from a file of `save`; nothing in the file is executed."""
-        return cls.from_state(checkpoint.load(path, kind=KIND)["filter"])
+        state = checkpoint.load(path, kind=KIND).get("filter")
+        if not isinstance(state, dict):
+            raise KbrError(f"{path} holds no filter. Save it again with kbr.")
+        return cls.from_state(state)
 
     @classmethod
     def from_state(cls: type[AnyFilter], state: dict[str, Any]) -> AnyFilter:
@@ -171,11 +174,11 @@ class StoredFilter:
                 "the file does not say how its filter was constructed: its ratio or kernels are "
                 "code, which files do not hold. Construct it in Python and call restore(state)."
             )
-        if sorted(settings) != sorted(SETTINGS):
+        if set(settings) != set(SETTINGS):
             raise KbrError(f"a filter has the settings {SETTINGS}; the file has {list(settings)}.")
         try:
             made = cls(**{name: build(value) for name, value in settings.items()})
-        except (TypeError, AttributeError, RuntimeError) as error:
+        except (TypeError, AttributeError, LookupError, RuntimeError) as error:
             raise KbrError(f"the file's settings do not make a filter: {error}") from error
         return made.restore(state)
 
