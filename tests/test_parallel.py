@@ -61,9 +61,10 @@ def work(rank: int, world: int, folder: Path) -> None:
     torch.autograd.backward(loss)
     gradient = [p.grad for p in encoder.parameters()]
     torch.save([loss.detach(), total.n, *gradient], folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
+    os._exit(0)  # what counts is on disk; the end of a process group can wait for its peers forever
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_loss_and_gradient_of_uneven_shares_are_those_of_one_process(tmp_path, world):
     torch.multiprocessing.spawn(work, (world, tmp_path), nprocs=world)
