@@ -60,11 +60,6 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     write_bytes(path, text.getvalue().encode())
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def fingerprint(config: DictConfig) -> str:
     """A hash of what decides the numbers: the config without folders and progress."""
     plain = OmegaConf.to_container(config, resolve=True)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int
 from torch import Generator, Tensor
 
+from kbr.core.datasets.drawing import as_generator, check_lengths
 from kbr.core.datasets.dynamics import FilteringData, Oscillatory
 from kbr.core.datasets.normal_mass import normal_mass
 from kbr.core.datasets.sprites import (
@@ -123,10 +124,8 @@ class DSprites:
         batch: tuple[int, ...] = (),
     ) -> FilteringData:
         """Independent training and test sequences, from a seed or a generator."""
-        for name, length in (("n_train", n_train), ("n_test", n_test)):
-            if length < 1:
-                raise KbrError(f"{name} must be at least 1 step; got {length}. Set {name}.")
-        generator = seed if isinstance(seed, Generator) else Generator().manual_seed(seed)
+        check_lengths(n_train, n_test)
+        generator = as_generator(seed)
         x_train, z_train = self.sample(n_train, generator, batch)
         x_test, z_test = self.sample(n_test, generator, batch)
         return FilteringData(x_train=x_train, z_train=z_train, x_test=x_test, z_test=z_test)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from kbr.core.datasets.drawing import as_generator, check_lengths, normal
 from kbr.core.errors import KbrError
 from kbr.core.filters.state_space import StateSpaceModel
 
@@ -74,7 +75,7 @@ class Oscillatory:
         for size in batch:
             _check_length(size, name="batch")
         z = _unit_circle(batch, generator)
-        noise = self.sigma_z * _normal((*batch, BURN_IN + length, 2), generator)
+        noise = self.sigma_z * normal((*batch, BURN_IN + length, 2), generator)
         path = []
         for eps in noise.unbind(-2):
             z = self.step_mean(z) + eps
@@ -86,7 +87,7 @@ class Oscillatory:
     ) -> tuple[Float[Tensor, "*b t 2"], Float[Tensor, "*b t 2"]]:
         """Observations x and latents z; z equals what `latents` draws from the same generator."""
         z = self.latents(length, generator, batch)
-        return z + self.sigma_x * _normal(tuple(z.shape), generator), z
+        return z + self.sigma_x * normal(tuple(z.shape), generator), z
 
     def generate(
         self,
@@ -97,9 +98,8 @@ class Oscillatory:
         batch: tuple[int, ...] = (),
     ) -> FilteringData:
         """Independent training and test sequences, from a seed or a generator."""
-        _check_length(n_train, name="n_train")
-        _check_length(n_test, name="n_test")
-        generator = seed if isinstance(seed, Generator) else Generator().manual_seed(seed)
+        check_lengths(n_train, n_test)
+        generator = as_generator(seed)
         x_train, z_train = self.sample(n_train, generator, batch)
         x_test, z_test = self.sample(n_test, generator, batch)
         return FilteringData(x_train=x_train, z_train=z_train, x_test=x_test, z_test=z_test)
@@ -126,7 +126,7 @@ class Oscillatory:
 
     def _sample_ring(self, shape: tuple[int, ...], generator: Generator) -> Float[Tensor, "*b 2"]:
         start = self.step_mean(_unit_circle(shape, generator))
-        return start + self.sigma_z * _normal((*shape, 2), generator)
+        return start + self.sigma_z * normal((*shape, 2), generator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +139,6 @@ class Rotation(Oscillatory):
 
 def _identity(z: Tensor) -> Tensor:
     return z
-
-
-def _normal(shape: tuple[int, ...], generator: Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64)
 
 
 def _unit_circle(shape: tuple[int, ...], generator: Generator) -> Float[Tensor, "*b 2"]:

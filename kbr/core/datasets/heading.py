@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Float32, Float64
 from torch import Generator, Tensor
 
+from kbr.core.datasets.drawing import as_generator, check_lengths, normal
 from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.datasets.frame_table import TURN, FrameTable
 from kbr.core.errors import KbrError
@@ -57,9 +58,9 @@ class Heading:
         batch: tuple[int, ...] = (),
     ) -> FilteringData:
         """Independent training and test sequences, from a seed or a generator."""
-        generator = _generator(seed)
+        generator = as_generator(seed)
         # Headings of both before any pixels: `noisy_headings` stops after them.
-        train, test = (self._headings(n, generator, batch) for n in _checked(n_train, n_test))
+        train, test = (self._headings(n, generator, batch) for n in check_lengths(n_train, n_test))
         (x_train, z_train), (x_test, z_test) = (
             (self._images(noisy, generator), _on_circle(theta)) for theta, noisy in (train, test)
         )
@@ -74,8 +75,8 @@ class Heading:
         batch: tuple[int, ...] = (),
     ) -> tuple[Float64[Tensor, "*b n_train"], Float64[Tensor, "*b n_test"]]:
         """The headings theta_t + N(0, sigma_x^2) that the frames of `generate` show, in radians."""
-        generator = _generator(seed)
-        train, test = (self._headings(n, generator, batch) for n in _checked(n_train, n_test))
+        generator = as_generator(seed)
+        train, test = (self._headings(n, generator, batch) for n in check_lengths(n_train, n_test))
         return train[1], test[1]
 
     def _headings(
@@ -85,10 +86,10 @@ class Heading:
         turn = torch.rand(
             (*batch, 1), generator=generator, device=generator.device, dtype=torch.float64
         )
-        steps = self.omega + self.sigma_z * _normal((*batch, length), generator)
+        steps = self.omega + self.sigma_z * normal((*batch, length), generator)
         steps[..., :1] = TURN * turn
         theta = steps.cumsum(-1)
-        return theta, theta + self.sigma_x * _normal((*batch, length), generator)
+        return theta, theta + self.sigma_x * normal((*batch, length), generator)
 
     def _images(
         self, noisy: Float64[Tensor, "*b t"], generator: Generator
@@ -153,7 +154,7 @@ class Heading:
     def _sample_transition(
         self, z: Float[Tensor, "*b 2"], generator: Generator
     ) -> Float[Tensor, "*b 2"]:
-        angle = self.omega + self.sigma_z * _normal(tuple(z.shape[:-1]), generator)
+        angle = self.omega + self.sigma_z * normal(tuple(z.shape[:-1]), generator)
         return _rotate(z, angle.to(z))
 
     def extra_metrics(
@@ -180,18 +181,3 @@ def _rotate(z: Float[Tensor, "*b 2"], angle: Float[Tensor, "*b"]) -> Float[Tenso
 def _sample_circle(shape: tuple[int, ...], generator: Generator) -> Float64[Tensor, "*b 2"]:
     turn = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
     return _on_circle(TURN * turn)
-
-
-def _normal(shape: tuple[int, ...], generator: Generator) -> Float64[Tensor, "*b"]:
-    return torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64)
-
-
-def _generator(seed: int | Generator) -> Generator:
-    return seed if isinstance(seed, Generator) else Generator().manual_seed(seed)
-
-
-def _checked(n_train: int, n_test: int) -> tuple[int, int]:
-    for name, length in (("n_train", n_train), ("n_test", n_test)):
-        if length < 1:
-            raise KbrError(f"{name} must be at least 1 step; got {length}. Set {name}.")
-    return n_train, n_test
