@@ -3,34 +3,31 @@
 A subclass says which module is trained, what is fitted after training, and how it filters.
 """
 
-import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import lightning
 import torch
 from jaxtyping import Bool, Float
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
 from kbr.core import checkpoint
-from kbr.core.errors import KbrError, Preempted
+from kbr.core.errors import KbrError
 from kbr.core.filters.result import FilterResult
 from kbr.core.filters.sequences import training_sequences
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive
 from kbr.training.callbacks import KeepBest
 from kbr.training.data import SequenceData
+from kbr.training.encoder_names import Encoder, describe_encoder, known_encoder
 from kbr.training.encoders import SoftArgmaxCNN, check_sizes
+from kbr.training.lightning_run import train
+from kbr.training.resuming import LAST, is_unfinished, last_checkpoint, record_of
 from kbr.training.sequence_module import SequenceModule
-from kbr.training.workers import check_workers, is_lost
 
 ENCODE_ROWS = 512  # frames encoded at once when filtering
-Encoder = Callable[..., nn.Module]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -129,25 +126,25 @@ class TrainedFilter(ABC):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # networks draw their first weights from the global generator
             encoder = self._build_encoder(shape)
-            shared = {
-                "epochs": self.epochs,
-                "lr": self.lr,
-                "weight_decay": self.weight_decay,
-                "noise": self.noise,
-                "seed": seed,
-                "log_every": self.log_every,
-                "record": record,
-            }
+            shared = self._shared(record)
             module = self.build(encoder, x[: data.cut], z[: data.cut], shared)
         keep = KeepBest(
-            folder / "checkpoints" / "last.ckpt",
+            folder / LAST,
             patience=self.patience,
             slack=self.slack,
             every=self.checkpoint_every,
         )
         keep.path.parent.mkdir(parents=True, exist_ok=True)
-        start = None if resume is None else self._last_checkpoint(Path(resume), record)
-        first = self._train(module, data, keep, folder, trainer or {}, start)
+        start = None if resume is None else last_checkpoint(Path(resume), record)
+        first = train(
+            module,
+            data,
+            keep,
+            folder=folder,
+            val_every=self.val_every,
+            arguments=trainer or {},
+            start=start,
+        )
         module.load_state_dict(keep.weights)
         module.to(device="cpu", dtype=torch.float32).eval()
         self._module, self._shape, self._dz = module, shape, z.shape[-1]
@@ -155,61 +152,6 @@ class TrainedFilter(ABC):
         self.finish(module, x, z)
         if first:
             self.save(folder / "checkpoints" / "best.ckpt")
-
-    def _train(
-        self,
-        module: SequenceModule,
-        data: SequenceData,
-        keep: KeepBest,
-        folder: Path,
-        arguments: dict[str, Any],
-        start: Path | None,
-    ) -> bool:
-        """Run Lightning; whether this process is the one that writes."""
-        settings: dict[str, Any] = {
-            "max_epochs": self.epochs,
-            "default_root_dir": folder,
-            "check_val_every_n_epoch": min(self.val_every, self.epochs),
-            "log_every_n_steps": 1,  # the modules log rarely enough
-            "num_sanity_val_steps": 0,
-            "enable_checkpointing": False,
-            "enable_model_summary": False,
-            "use_distributed_sampler": False,  # the modules share the rows out themselves
-            "sync_batchnorm": module.mixes_rows and "strategy" in arguments,
-        }
-        if "logger" not in arguments:
-            settings["logger"] = TensorBoardLogger(save_dir=folder, name="tensorboard", version="")
-        callbacks = [keep, *arguments.get("callbacks", ())]
-        runner = lightning.Trainer(**{**settings, **arguments, "callbacks": callbacks})
-        if start is not None:
-            state = checkpoint.load(start, kind=self.kind)["callbacks"][keep.state_key]
-            if state["finished"]:  # nothing left to train: Lightning would start a further epoch
-                keep.load_state_dict(state)
-                return bool(runner.is_global_zero)
-        check_workers(
-            runner.world_size,
-            points=data.cut,
-            mixed=module.mixes_rows,
-            device=runner.strategy.root_device.type,
-        )
-        try:
-            runner.fit(module, datamodule=data, ckpt_path=start)
-        except RuntimeError as error:
-            if runner.world_size == 1 or not is_lost(error):
-                raise
-            raise KbrError(
-                f"another of the {runner.world_size} workers has ended or cannot be reached "
-                f"({str(error).partition('. ')[0]}). Go on from the last checkpoint with "
-                f"resume={folder}."
-            ) from error
-        if keep.preempted:
-            raise Preempted(f"stopped by a signal; saved {keep.path}. Go on: resume={folder}")
-        if not keep.weights:
-            raise KbrError(
-                "training ended without a finite validation error, so no weights were kept. Lower "
-                "lr, or raise lam."
-            )
-        return bool(runner.is_global_zero)
 
     def save(self, path: str | Path) -> None:
         """Everything needed to filter, as tensors and plain values."""
@@ -238,18 +180,10 @@ class TrainedFilter(ABC):
                 "best.ckpt, or finish the run first (resume=<run folder>)."
             )
         hyper = content["hyper_parameters"]
-        made = cls(**{**hyper, "encoder": encoder or _known_encoder(hyper["encoder"])})
+        made = cls(**{**hyper, "encoder": encoder or known_encoder(hyper["encoder"])})
         shape, dz = tuple(content["shape"]), content["dz"]
         record = {key: content[key] for key in ("kind", "hyper_parameters", "seed", "data")}
-        shared = {
-            "epochs": made.epochs,
-            "lr": made.lr,
-            "weight_decay": made.weight_decay,
-            "noise": made.noise,
-            "seed": content["seed"],
-            "log_every": made.log_every,
-            "record": record,
-        }
+        shared = made._shared(record)
         with torch.random.fork_rng(devices=[]):  # weights drawn here are replaced just below
             module = made.build(
                 made._build_encoder(shape), torch.zeros(2, *shape), torch.randn(2, dz), shared
@@ -314,35 +248,16 @@ class TrainedFilter(ABC):
     def hyper_parameters(self) -> dict[str, Any]:
         """The constructor's arguments as plain values; the encoder as its class and arguments."""
         made = {f.name: checkpoint.plain(getattr(self, f.name)) for f in fields(self)}
-        return {**made, "encoder": _describe_encoder(self.encoder)}
+        return {**made, "encoder": describe_encoder(self.encoder)}
+
+    def _shared(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of every module."""
+        names = ("epochs", "lr", "weight_decay", "noise", "log_every")
+        given = {name: getattr(self, name) for name in names}
+        return {**given, "seed": record["seed"], "record": record}
 
     def _record(self, x: Tensor, z: Tensor, lengths: list[int], seed: int) -> dict[str, Any]:
-        digest = hashlib.sha256(x.numpy(force=True).tobytes() + z.numpy(force=True).tobytes())
-        digest.update(repr(lengths).encode())
-        return {
-            "kind": self.kind,
-            "hyper_parameters": self.hyper_parameters(),
-            "seed": seed,
-            "data": digest.hexdigest(),
-        }
-
-    def _last_checkpoint(self, run: Path, record: dict[str, Any]) -> Path | None:
-        """The run's last.ckpt, checked to be of this very run: settings, seed and data."""
-        if not run.is_dir():
-            raise KbrError(f"there is no run folder {run} to resume. Set resume to one.")
-        path = run / "checkpoints" / "last.ckpt"
-        if not path.is_file():
-            return None
-        content = checkpoint.load(path, kind=self.kind)
-        then, now = content["hyper_parameters"], record["hyper_parameters"]
-        changed = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
-        if changed:
-            pairs = ", ".join(f"{key} (was {then.get(key)}, is {now.get(key)})" for key in changed)
-            raise KbrError(f"a resumed run must keep its settings; changed: {pairs}.")
-        for key, name in (("seed", "seed"), ("data", "training data")):
-            if content[key] != record[key]:
-                raise KbrError(f"a resumed run must keep its {name}; the one in {path} differs.")
-        return path
+        return record_of(self.kind, self.hyper_parameters(), x, z, lengths, seed)
 
     def was_interrupted(
         self,
@@ -352,38 +267,12 @@ class TrainedFilter(ABC):
         seed: int,
     ) -> bool:
         """Whether `run` holds unfinished training of this very run, to go on with."""
-        if not (run / "checkpoints" / "last.ckpt").is_file():
+        if not (run / LAST).is_file():
             return False
         x, z, lengths, _ = training_sequences(x_train, z_train)
-        try:
-            path = self._last_checkpoint(run, self._record(x.float(), z.double(), lengths, seed))
-            states = checkpoint.load(path or "", kind=self.kind)["callbacks"]
-        except KbrError:
-            return False  # of other settings or other data, or damaged: begin anew
-        return not any(state.get("finished") for state in states.values())
+        return is_unfinished(run, self._record(x.float(), z.double(), lengths, seed))
 
     def _get(self) -> SequenceModule:
         if self._module is None:
             raise KbrError("this filter is not fitted yet: call fit(x_train, z_train, ...) first.")
         return self._module
-
-
-def _describe_encoder(encoder: Encoder) -> dict[str, Any]:
-    function = encoder.func if isinstance(encoder, partial) else encoder
-    arguments = encoder.keywords if isinstance(encoder, partial) else {}
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return {"target": f"{function.__module__}.{name}", "arguments": checkpoint.plain(arguments)}
-
-
-def _known_encoder(described: dict[str, Any]) -> Encoder:
-    """The encoder a checkpoint names, if it is kbr's own: a file does not choose what to run."""
-    module, _, name = described["target"].rpartition(".")
-    found = None
-    if module == "kbr.training.encoders":
-        found = getattr(import_module(module), name, None)
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise KbrError(
-            f"the checkpoint's encoder {described['target']} is not one of kbr's own. Pass it: "
-            "load(path, encoder=functools.partial(YourEncoder, ...))."
-        )
-    return partial(found, **described["arguments"])

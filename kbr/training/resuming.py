@@ -1,0 +1,62 @@
+"""Going on with a run: which run a checkpoint is of, and whether it is this one."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kbr.core import checkpoint
+from kbr.core.errors import KbrError
+
+LAST = Path("checkpoints") / "last.ckpt"
+
+
+def record_of(
+    kind: str,
+    hyper_parameters: dict[str, Any],
+    x: Tensor,
+    z: Tensor,
+    lengths: list[int],
+    seed: int,
+) -> dict[str, Any]:
+    """What tells a run from others, as plain values."""
+    digest = hashlib.sha256(x.numpy(force=True).tobytes() + z.numpy(force=True).tobytes())
+    digest.update(repr(lengths).encode())
+    return {
+        "kind": kind,
+        "hyper_parameters": hyper_parameters,
+        "seed": seed,
+        "data": digest.hexdigest(),
+    }
+
+
+def last_checkpoint(run: Path, record: dict[str, Any]) -> Path | None:
+    """The run's last.ckpt, checked to be of this very run; None before its first checkpoint."""
+    if not run.is_dir():
+        raise KbrError(f"there is no run folder {run} to resume. Set resume to one.")
+    path = run / LAST
+    if not path.is_file():
+        return None
+    content = checkpoint.load(path, kind=record["kind"])
+    then, now = content["hyper_parameters"], record["hyper_parameters"]
+    changed = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
+    if changed:
+        pairs = ", ".join(f"{key} (was {then.get(key)}, is {now.get(key)})" for key in changed)
+        raise KbrError(f"a resumed run must keep its settings; changed: {pairs}.")
+    for key, name in (("seed", "seed"), ("data", "training data")):
+        if content[key] != record[key]:
+            raise KbrError(f"a resumed run must keep its {name}; the one in {path} differs.")
+    return path
+
+
+def is_unfinished(run: Path, record: dict[str, Any]) -> bool:
+    """Whether `run` holds unfinished training of this very run, to go on with."""
+    try:
+        path = last_checkpoint(run, record)
+        if path is None:
+            return False
+        states = checkpoint.load(path, kind=record["kind"])["callbacks"]
+    except KbrError:
+        return False  # of other settings or other data, or damaged: begin anew
+    return not any(state.get("finished") for state in states.values())
