@@ -24,8 +24,10 @@ OmegaConf.register_new_resolver("flat", lambda name: name.replace("/", "_"), rep
 OmegaConf.register_new_resolver("either", lambda flag, yes, no: yes if flag else no, replace=True)
 
 
-def _name_this_run() -> None:
-    """One id for all processes of a run, whoever launches them, before Hydra names folders."""
+def _prepare() -> None:
+    """One id for all processes of a run, whoever launches them, before Hydra names folders; and
+    the user's modules in the working folder can be named in `_target_`."""
+    sys.path.append(os.getcwd())
     os.environ.setdefault(
         "KBR_RUN_ID", _launchers_id(os.environ) or time.strftime("%Y-%m-%d_%H-%M-%S")
     )
@@ -59,13 +61,13 @@ def _evaluate(config: DictConfig) -> Any:
 
 def train() -> None:
     """`kbr-train`: train one model, or a sweep with -m."""
-    _name_this_run()
+    _prepare()
     _train()
 
 
 def evaluate() -> None:
     """`kbr-evaluate`: test metrics and pictures of a finished run."""
-    _name_this_run()
+    _prepare()
     _evaluate()
 
 
