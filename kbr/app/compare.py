@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 import torch
 from omegaconf import OmegaConf
 
@@ -13,7 +12,7 @@ from kbr.app.evaluation import Evaluated, apply_model
 from kbr.app.run_folder import write_rows
 from kbr.app.sections import Section
 from kbr.app.style import STYLE, save
-from kbr.app.summary import holm, legend, paired_test, standard_error, stars
+from kbr.app.summary import fill_holm, legend, paired_test, stars, statistics
 from kbr.app.sweep_figures import error_panel, paired_panel
 from kbr.core.errors import KbrError
 
@@ -91,28 +90,13 @@ def _table(errors: dict[str, dict[int, float]], folders: Sequence[Path]) -> list
     reference = next(iter(errors.values()))
     table: list[dict[str, Any]] = []
     for (name, mine), folder in zip(errors.items(), folders, strict=True):
-        values = np.array(list(mine.values()))
-        entry: dict[str, Any] = {
-            "model": name,
-            "run": str(folder),
-            "trials": len(values),
-            "mean": float(values.mean()),
-            "stderr": standard_error(values),
-            "median": float(np.median(values)),
-            "difference": None,
-            "p_value": None,
-            "p_holm": None,
-            "pairs": None,
-            "note": "",
-        }
+        entry = {"model": name, "run": str(folder)} | statistics(mine) | {"difference": None}
         if mine is not reference:
             test = paired_test(mine, reference)
             entry |= {"difference": test.difference, "p_value": test.p}
             entry |= {"pairs": test.pairs, "note": test.note}
         table.append(entry)
-    tested = [row for row in table if row["p_value"] is not None]
-    for row, p in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
-        row["p_holm"] = p
+    fill_holm(table)
     return table
 
 

@@ -75,37 +75,40 @@ def summarize(
         cells.setdefault(key, {})[int(row["seed"])] = float(row["mse"])
     table = []
     for (data, at, model), by_seed in cells.items():
-        errors = np.array(list(by_seed.values()))
         entry: dict[str, Any] = {"data": data}
         if x is not None and at is not None:
             entry[x] = int(at) if at == int(at) else at
-        entry |= {
-            "model": model,
-            "trials": len(errors),
-            "mean": float(errors.mean()),
-            "stderr": standard_error(errors),
-            "median": float(np.median(errors)),
-            "p_value": None,
-            "p_holm": None,
-            "pairs": None,
-            "note": "",
-        }
+        entry |= {"model": model} | statistics(by_seed)
         against = cells.get((data, at, reference)) if reference else None
         if against is not None and model != reference:
             test = paired_test(by_seed, against)
             entry |= {"p_value": test.p, "pairs": test.pairs, "note": test.note}
         table.append(entry)
-    _correct(table)
+    for data in dict.fromkeys(row["data"] for row in table):
+        fill_holm([row for row in table if row["data"] == data])
     return table
 
 
-def _correct(table: list[dict[str, Any]]) -> None:
-    """Fill p_holm, data set by data set."""
-    for data in dict.fromkeys(row["data"] for row in table):
-        tested = [row for row in table if row["data"] == data and row["p_value"] is not None]
-        corrected = holm([row["p_value"] for row in tested])
-        for row, value in zip(tested, corrected, strict=True):
-            row["p_holm"] = value
+def statistics(errors: Mapping[int, float]) -> dict[str, Any]:
+    """A model's part of a table's row, from its error by seed; no test has been made yet."""
+    values = np.array(list(errors.values()))
+    return {
+        "trials": len(values),
+        "mean": float(values.mean()),
+        "stderr": standard_error(values),
+        "median": float(np.median(values)),
+        "p_value": None,
+        "p_holm": None,
+        "pairs": None,
+        "note": "",
+    }
+
+
+def fill_holm(rows: Sequence[dict[str, Any]]) -> None:
+    """p_holm of the rows that were tested, corrected over all of them."""
+    tested = [row for row in rows if row["p_value"] is not None]
+    for row, value in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
+        row["p_holm"] = value
 
 
 def stars(p: float | None) -> str:
