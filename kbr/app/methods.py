@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kbr.app.calibrated import Remembered, calibrated_cov
+from kbr.app.plan import announce
 from kbr.app.problems import PosteriorMean, Problem, Sequential
 from kbr.app.progress import grid_progress
 from kbr.app.run_folder import BEST, RunContext
@@ -97,6 +98,7 @@ class KernelMethod:
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         if isinstance(problem, PosteriorMean):
             return self._posterior(problem, seeds, None)
+        announce(int(str(problem.columns()["n_train"])), len(seeds), quiet=context.quiet)
         data = problem.trials(seeds)
         started = time.perf_counter()
         made = self._filter(problem)
