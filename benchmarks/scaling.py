@@ -29,7 +29,7 @@ from kbr.core.filters.result import mean_squared_error
 
 TASKS = {"rotation": Rotation(), "oscillatory": Oscillatory()}
 SEQUENCE = 10_000  # longest training sequence
-TEST, STEPS = 10, 200  # test sequences and their length
+TEST, STEPS = 5, 200  # test sequences and their length
 TIMED = 10  # steps of one sequence that are timed
 FROM = 10_000  # slopes start here
 
@@ -52,6 +52,7 @@ def measure(task: str, n: int, seed: int) -> dict[str, float | int | str]:
     filt.filter(x_test[0, :TIMED])
     step = (time.process_time() - started) / TIMED
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(f"set-up {setup:.1f} s, step {step:.4f} s, peak {peak:.2f} GB", file=sys.stderr)
     mse = float(mean_squared_error(filt.filter(x_test).mean, z_test).mean())
     row = {"task": task, "n": n, "seed": seed, "setup_seconds": setup, "step_seconds": step}
     choice = {name: float(getattr(filt.choice, name)) for name in ("scale_z", "lam", "eta")}

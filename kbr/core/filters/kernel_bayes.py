@@ -80,13 +80,18 @@ class KernelBayesFilter(StoredFilter):
         Batch dimensions of z are independent data sets, each with its own hyper-parameters.
         """
         x_, z_, lengths, shape = training_sequences(x, z)
-        transition_pairs(lengths)  # fails early where there is no step to learn from
-        wide_z = z_.to(torch.float64)
-        recipe, x_few, z_few, few = tuning_part(self._recipe, x_, wide_z, lengths)
-        choice = choose(recipe, x_few.to(torch.float64), z_few, few, progress)
-        self._fitted = self._finish(Stored(x_, wide_z, lengths, shape, choice))
+        wide = z_.to(torch.float64)
+        choice = self._choose(x_, wide, lengths, progress)
+        self._fitted = self._finish(Stored(x_, wide, lengths, shape, choice))
         self._calibration = None
         return self
+
+    def tune(
+        self, x: ArrayLike | Sequence[ArrayLike], z: ArrayLike | Sequence[ArrayLike]
+    ) -> Choice:
+        """What `fit` would choose, besides the ridges eta and lam', without fitting."""
+        x_, z_, lengths, _ = training_sequences(x, z)
+        return self._choose(x_, z_.to(torch.float64), lengths, None)
 
     def filter(self, x: ArrayLike) -> KernelFilterResult:
         """Beliefs at every step of x [*b *s T ...]; rows with NaN are missing and are predicted."""
@@ -131,6 +136,13 @@ class KernelBayesFilter(StoredFilter):
             ahead = self._belief(made, belief.steps + 1)
             belief = ahead if belief.steps else replace(belief, steps=1)
         return belief
+
+    def _choose(
+        self, x: Tensor, z: Tensor, lengths: Sequence[int], progress: Progress | None
+    ) -> Choice:
+        transition_pairs(lengths)  # fails early where there is no step to learn from
+        recipe, x_few, z_few, few = tuning_part(self._recipe, x, z, lengths)
+        return choose(recipe, x_few.to(torch.float64), z_few, few, progress)
 
     def _copy(self, rule: Rule) -> "KernelBayesFilter":
         return replace(self, rule=rule)

@@ -29,7 +29,7 @@ LARGE = 20_000  # points above which a filter is built here
 RECENT = 10_000  # last points on which hyper-parameters are chosen
 SUBSET = 20_000  # evenly spaced points among which pivots are found
 STORED = torch.float32  # of the tables
-LATENT_RANK, OBSERVATION_RANK, COMPRESSED_RANK = 200, 128, 256  # columns of the tables at most
+LATENT_RANK, OBSERVATION_RANK, COMPRESSED_RANK = 160, 96, 256  # columns of the tables at most
 SECONDS, CHOOSING = 30e-6, 1.2e-3  # on one core for each point: tables, and hyper-parameters
 
 
@@ -59,7 +59,7 @@ def tuning_part(
     if recipe.lams is None:
         usual = tuple(lam for lam in recipe.rule.LAMS if lam >= COMPRESSED_LAM)
         recipe = replace(recipe, lams=usual or None)
-    return recipe, x[..., -RECENT:, :], z[..., -RECENT:, :], _last(lengths, RECENT)
+    return recipe, x[..., -RECENT:, :], z[..., -RECENT:, :], last_lengths(lengths, RECENT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,13 +153,13 @@ def large_operators(
 
 
 def _latent_tolerance(eta: float) -> float:
-    """Of the factor of G_Z: a hundredth of the ridge that is added to it."""
-    return min(max(1e-2 * eta, 1e-10), 1e-7)
+    """Of the factor of G_Z: a tenth of the ridge that is added to it."""
+    return min(max(0.1 * eta, 1e-9), 1e-6)
 
 
 def _observation_tolerance(lam: float) -> float:
     """Of the factor of G_X; float32 bears no more digits."""
-    return min(max(1e-4 * lam**2, 1e-11), 1e-8)
+    return min(max(1e-3 * lam**2, 1e-10), 1e-7)
 
 
 def _check(recipe: Recipe, x: Tensor) -> None:
@@ -279,7 +279,7 @@ def _row_bytes(columns: int) -> float:
     return float(columns * STORED.itemsize + 24 * torch.float64.itemsize)
 
 
-def _last(lengths: Sequence[int], count: int) -> list[int]:
+def last_lengths(lengths: Sequence[int], count: int) -> list[int]:
     """Lengths of what the last `count` rows hold of every sequence."""
     kept: list[int] = []
     for length in reversed(lengths):
