@@ -13,8 +13,8 @@ from kbr.app.own.split import Splitting
 from kbr.core import file_rows
 from kbr.core.errors import KbrError
 from kbr.core.file_rows import FileRows
-from kbr.core.objectives import feature_sums, loss_from_sums
-from kbr.training import MLP, LearnedFilter, SoftArgmaxCNN, feature_module
+from kbr.core.objectives import add_up, feature_sums, loss_from_sums
+from kbr.training import MLP, LearnedFilter, SoftArgmaxCNN, feature_module, workers
 from kbr.training.data import training_rows
 from kbr.training.sequence_module import input_scaling
 from kbr.training.workers import loss_in_parts
@@ -129,6 +129,30 @@ def test_loss_and_gradient_in_chunks_are_those_of_the_full_batch(dropout):
     torch.testing.assert_close(loss, full, rtol=1e-10, atol=1e-12)
     for a, b in zip(found, truth, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_of_two_workers_average_to_that_of_all_points(monkeypatch):
+    """Each takes its rows in chunks; the sums of both are added up."""
+    generator = torch.Generator().manual_seed(0)
+    x, phi = (torch.randn(50, k, dtype=torch.float64, generator=generator) for k in (3, 5))
+    weight = torch.randn(3, 4, dtype=torch.float64, generator=generator, requires_grad=True)
+
+    def parts(rows):
+        pairs = zip(torch.split(x[rows], 16), torch.split(phi[rows], 16), strict=True)
+        return (feature_sums((some @ weight).tanh(), those) for some, those in pairs)
+
+    full = loss_from_sums(feature_sums((x @ weight).tanh(), phi), lam=1e-2)
+    (truth,) = torch.autograd.grad(full, weight)
+    total = add_up(parts(slice(None))).detach()
+    monkeypatch.setattr(workers.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(workers.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(workers, "sum_over_workers", lambda part: total)
+    found = []
+    for rows in (slice(0, 20), slice(20, 50)):
+        loss, _ = loss_in_parts([weight], lambda rows=rows: parts(rows), lam=1e-2)
+        torch.testing.assert_close(loss, full, rtol=1e-10, atol=1e-12)
+        found += torch.autograd.grad(loss, weight)
+    torch.testing.assert_close(sum(found) / 2, truth, rtol=1e-10, atol=1e-12)
 
 
 def test_a_large_npz_is_unpacked_once(folder, monkeypatch, capsys):
