@@ -18,6 +18,7 @@ from kbr.app.problems import Filtering, PosteriorMean, Problem, Sequential
 from kbr.app.run_folder import BEST, RunContext
 from kbr.app.view import View, spread_out
 from kbr.core.errors import KbrError
+from kbr.core.file_rows import FileRows
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.result import FilterResult, mean_squared_error
 from kbr.training.encoders import MLP
@@ -84,7 +85,7 @@ class TrainedMethod:
             result, truth = problem.test(remembered, data)  # type: ignore[arg-type]
             spent += time.perf_counter() - began
             parts.append(_part(remembered, problem, data, result, truth))
-            if self.compare_raw:
+            if self.compare_raw and not in_file(data.x_train):
                 plain = KernelBayesFilter().fit(data.x_train, data.z_train)
                 result, truth = problem.test(plain, data)  # type: ignore[arg-type]
                 raw.append(mean_squared_error(result.mean, truth))
@@ -127,9 +128,10 @@ class TrainedMethod:
         return type(self.filter).load(path, encoder=self._suited(problem)[0].encoder)
 
     def _callbacks(self, problem: Sequential, x_train: Any, seed: int) -> list[Any]:
-        rows = [x_train] if isinstance(x_train, torch.Tensor) else x_train
-        frames = [frame for piece in rows for frame in piece]
-        few = torch.stack([frames[i] for i in spread_out(GAZE_FRAMES, len(frames))])
+        pieces = [x_train] if isinstance(x_train, torch.Tensor) else x_train
+        places = [(piece, i) for piece in pieces for i in range(len(piece))]
+        taken = (places[k] for k in spread_out(GAZE_FRAMES, len(places)))
+        few = torch.cat([piece[[i]] for piece, i in taken])
 
         def draw(x: torch.Tensor, *found: torch.Tensor) -> Any:
             return encoder_figure(problem.as_recorded(x), *found)
@@ -151,6 +153,11 @@ class TrainedMethod:
         if isinstance(problem, Filtering) or problem.recording.has_images or kind is MLP:
             return self.filter, ()
         return replace(self.filter, encoder=partial(MLP)), ("x are vectors: encoder=mlp is used",)
+
+
+def in_file(x_train: Any) -> bool:
+    """Whether frames stay in their file: too many for the kernel filter on raw observations."""
+    return isinstance(x_train, list) and isinstance(x_train[0], FileRows)
 
 
 def _trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:

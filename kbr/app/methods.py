@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kbr.app.calibrated import Remembered, calibrated_cov
+from kbr.app.plan import announce
 from kbr.app.problems import PosteriorMean, Problem, Sequential
 from kbr.app.progress import grid_progress
 from kbr.app.run_folder import BEST, RunContext
@@ -24,6 +25,7 @@ from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import ETAS, SCALES, WIDTHS, KernelBayesFilter
 from kbr.core.filters.known_transition import TransitionRatio
+from kbr.core.filters.large import is_large
 from kbr.core.filters.storage import RUN_KIND as KIND  # of the checkpoints written here
 from kbr.core.filters.tuning import CHOICES
 from kbr.core.ratios import ExactRatio, KuLSIF
@@ -97,6 +99,7 @@ class KernelMethod:
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         if isinstance(problem, PosteriorMean):
             return self._posterior(problem, seeds, None)
+        announce(int(str(problem.columns()["n_train"])), len(seeds), quiet=context.quiet)
         data = problem.trials(seeds)
         started = time.perf_counter()
         made = self._filter(problem)
@@ -164,8 +167,10 @@ class KernelMethod:
             view=cache(lambda: problem.view(data, self._first(made, problem))),
         )
 
-    def _first(self, made: KernelBayesFilter, problem: Sequential) -> KernelBayesFilter:
-        """The filter of the first trial alone."""
+    def _first(self, made: KernelBayesFilter, problem: Sequential) -> KernelBayesFilter | None:
+        """The filter of the first trial alone; none whose weights are too many to be shown."""
+        if is_large(made.operators.n):
+            return None
         state: dict[str, Any] = made.state()
         if state["z"].ndim == 2 or len(state["z"]) == 1:
             return made

@@ -1,6 +1,6 @@
 """What the pictures show of a run's first trial, beside its answers: data, weights, the encoder."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -90,7 +90,7 @@ def first_weights(filt: Stepping, x: Tensor) -> Tensor:
     return torch.stack(list(islice(weights_along(filt, x), BELIEFS)))
 
 
-def weights_along(filt: Stepping, x: Tensor) -> Iterator[Tensor]:
+def weights_along(filt: Stepping, x: Iterable[Tensor]) -> Iterator[Tensor]:
     """Posterior weights [n] after each step of x [T, ...]; batch dimensions of size one go."""
     belief = filt.init()
     batch = belief.weights.shape[:-1]

@@ -106,6 +106,16 @@ def feature_loss_gram(
     return ((g_z.diagonal(dim1=-2, dim2=-1) * r).sum(-1) - explained) / n
 
 
+def add_up(parts: Iterable[FeatureSums]) -> FeatureSums:
+    """The sums of all parts together."""
+    total: FeatureSums | None = None
+    for part in parts:
+        total = part if total is None else total + part
+    if total is None:
+        raise KbrError("the loss needs at least one chunk of points; got none. Pass some points.")
+    return total
+
+
 def loss_and_cotangents(
     sums: FeatureSums, *, lam: float
 ) -> tuple[Float[Tensor, "*b"], FeatureSums]:
@@ -153,12 +163,8 @@ def chunked_feature_loss(
     in training mode sees one chunk at a time, so its statistics, and the loss, are not those of the
     full batch: put such layers in eval mode, or train on one batch.
     """
-    total: FeatureSums | None = None
     with torch.no_grad():
-        for part in _parts(encode, chunks, seed):
-            total = part if total is None else total + part
-    if total is None:
-        raise KbrError("chunked_feature_loss needs at least one chunk; got none. Pass some points.")
+        total = add_up(_parts(encode, chunks, seed))
     loss, cotangents = loss_and_cotangents(total, lam=lam)
     for part in _parts(encode, chunks, seed):
         torch.autograd.backward(share_of_loss(part, cotangents))

@@ -1,13 +1,42 @@
 """The data module: training sequences, their first part to train on, the end to validate on."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import lightning
+import torch
 from torch import Tensor
 
+from kbr.core.errors import KbrError
+from kbr.core.file_rows import FileRows
+from kbr.core.filters.sequences import training_sequences
 from kbr.core.filters.tuning import split_lengths, validation_start
+from kbr.core.inputs import check_finite
 
-Batch = tuple[Tensor, Tensor]
+Observations = Tensor | FileRows
+Batch = tuple[Any, Tensor]  # observations and latents
+
+
+def training_rows(
+    x: Any, z: Any, *, whole: bool
+) -> tuple[Observations, Tensor, list[int], tuple[int, ...]]:
+    """Checked x [T, ...] and z [T, dz] end to end, the sequences' lengths, an observation's shape.
+
+    Observations in a file stay there, unless they are to be `whole`.
+    """
+    pieces = x if isinstance(x, list | tuple) else [x]
+    if not all(isinstance(piece, FileRows) for piece in pieces):
+        return training_sequences(x, z)
+    latents = list(z) if isinstance(z, list | tuple) else [z]
+    lengths = [len(piece) for piece in pieces]
+    if lengths != [len(piece) for piece in latents]:
+        raise KbrError(
+            f"x and z must have as many rows in every sequence; got {lengths} of x and "
+            f"{[len(piece) for piece in latents]} of z."
+        )
+    rows, states = FileRows.join(pieces), torch.cat([torch.as_tensor(piece) for piece in latents])
+    check_finite(states, name="z")
+    return rows.read() if whole else rows, states, lengths, rows.shape[1:]
 
 
 class FullBatch:
@@ -30,7 +59,7 @@ class SequenceData(lightning.LightningDataModule):
     The validation batch is all of it: the filter is built from its first part.
     """
 
-    def __init__(self, x: Tensor, z: Tensor, lengths: Sequence[int] | None = None) -> None:
+    def __init__(self, x: Observations, z: Tensor, lengths: Sequence[int] | None = None) -> None:
         super().__init__()
         self.x, self.z = x, z
         self.lengths = list(lengths or [z.shape[0]])

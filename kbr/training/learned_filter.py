@@ -16,6 +16,8 @@ from kbr.core.filters.kernel_bayes import ETAS, KernelBayesFilter
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive
 from kbr.core.kernels import Gaussian
 from kbr.core.rules import ImportanceWeightedRule
+from kbr.training.data import Observations
+from kbr.training.encoders import check_sizes
 from kbr.training.feature_module import COLLAPSED, FeatureModule
 from kbr.training.sequence_module import SequenceModule
 from kbr.training.trained_filter import TrainedFilter
@@ -35,7 +37,8 @@ class LearnedFilter(TrainedFilter):
     n_fourier     how many random Fourier features;
     scale         their bandwidth, in median distances of the training latents;
     lams, scales, etas   grids of the filter fitted after training, on all training steps;
-    coarse_scales the scales tried when the validation error is computed during training.
+    coarse_scales the scales tried when the validation error is computed during training;
+    chunk         frames at once where there are more than 4000: the exact loss, in less memory.
 
     Ref: Xu et al. 2022, sections 3.3 and 5.3, Algorithm 2.
     """
@@ -48,13 +51,16 @@ class LearnedFilter(TrainedFilter):
     scales: Sequence[float] = SCALES
     etas: Sequence[float] = ETAS
     coarse_scales: Sequence[float] = (0.25, 0.5, 1.0)
+    chunk: int = 1000
 
     kind: ClassVar[str] = "kbr.learned_filter"
+    in_blocks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("lam", "scale"):
             check_positive(float(getattr(self, name)), name=name)
+        check_sizes(chunk=self.chunk)
         RandomFourier(n_features=self.n_fourier)  # which checks that it is even
         if self.targets not in ("fourier", "cholesky"):
             raise KbrError(f"targets must be fourier or cholesky; got {self.targets!r}.")
@@ -63,7 +69,7 @@ class LearnedFilter(TrainedFilter):
         self._psi = self._z = torch.empty(0)
 
     def build(
-        self, encoder: nn.Module, x: Tensor, z: Tensor, shared: dict[str, Any]
+        self, encoder: nn.Module, x: Observations, z: Tensor, shared: dict[str, Any]
     ) -> FeatureModule:
         kernel = Gaussian(scale=self.scale).fit(z)
         fourier = RandomFourier(kernel=kernel, n_features=self.n_fourier, seed=shared["seed"])
@@ -78,10 +84,17 @@ class LearnedFilter(TrainedFilter):
             "etas": tuple(self.etas),
         }
         return FeatureModule(
-            encoder, x, frequencies.float(), lam=self.lam, tuning=tuning, exact=exact, **shared
+            encoder,
+            x,
+            frequencies.float(),
+            lam=self.lam,
+            tuning=tuning,
+            exact=exact,
+            chunk=self.chunk,
+            **shared,
         )
 
-    def finish(self, module: SequenceModule, x: Tensor, z: Tensor) -> None:
+    def finish(self, module: SequenceModule, x: Observations, z: Tensor) -> None:
         psi, _, _ = self.encode(x)
         self._psi, self._z = psi[0].double(), z
         assert isinstance(module, FeatureModule)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError
+from kbr.core.file_rows import FileRows
 
 LAST = Path("checkpoints") / "last.ckpt"
 
@@ -15,13 +16,17 @@ LAST = Path("checkpoints") / "last.ckpt"
 def record_of(
     kind: str,
     hyper_parameters: dict[str, Any],
-    x: Tensor,
+    x: Tensor | FileRows,
     z: Tensor,
     lengths: list[int],
     seed: int,
 ) -> dict[str, Any]:
     """What tells a run from others, as plain values."""
-    digest = hashlib.sha256(x.numpy(force=True).tobytes() + z.numpy(force=True).tobytes())
+    digest = hashlib.sha256()
+    raw = (part.raw() for part in x.parts()) if isinstance(x, FileRows) else [x.numpy(force=True)]
+    for part in raw:
+        digest.update(part.tobytes())
+    digest.update(z.numpy(force=True).tobytes())
     digest.update(repr(lengths).encode())
     return {
         "kind": kind,

@@ -12,9 +12,12 @@ from torch import Tensor, nn
 
 from kbr.core.checkpoint import VERSION
 from kbr.core.errors import KbrError
+from kbr.core.file_rows import FileRows
 from kbr.training.encoders import SoftArgmaxCNN
 
 PIECE = 100  # rows that pass the network together on a CPU: their activations stay in the cache
+WHOLE = 40 * PIECE  # rows up to which a step is one batch
+PARTS = 1_000_000_007  # apart in their seeds are the blocks of a step
 WARM_UP = 0.1  # share of the epochs in which the learning rate grows
 
 
@@ -32,7 +35,7 @@ class SequenceModule(lightning.LightningModule):
     def __init__(
         self,
         encoder: nn.Module,
-        x: Float[Tensor, "n ..."],
+        x: Float[Tensor, "n ..."] | FileRows,
         *,
         epochs: int,
         lr: float,
@@ -49,9 +52,7 @@ class SequenceModule(lightning.LightningModule):
         self.epochs, self.lr, self.weight_decay = epochs, lr, weight_decay
         self.noise, self.seed, self.log_every = noise, seed, log_every
         self.record = record  # what tells this run from others, kept in every checkpoint
-        axes = [0, *range(2, x.ndim)] if x.ndim == 4 else [0]
-        mean = x.mean(axes, keepdim=True)
-        scale = (x - mean).square().mean(axes, keepdim=True).sqrt()
+        mean, scale = input_scaling(x)
         self.register_buffer("x_mean", mean)
         self.register_buffer("x_scale", torch.where(scale > 0, scale, torch.ones_like(scale)))
 
@@ -65,6 +66,14 @@ class SequenceModule(lightning.LightningModule):
         return torch.cat([self.encoder(piece) for piece in pieces])
 
     @torch.no_grad()
+    def encode_all(self, x: Float[Tensor, "n ..."] | FileRows) -> Float[Tensor, "n d"]:
+        """Features of any number of observations, in the memory of one block of them."""
+        device = self.x_mean.device
+        if isinstance(x, FileRows):
+            return torch.cat([self.encode(part.read().to(device)) for part in x.parts()])
+        return torch.cat([self.encode(part) for part in torch.split(x, WHOLE)])
+
+    @torch.no_grad()
     def gaze(
         self, x: Float[Tensor, "b c h w"]
     ) -> tuple[Float[Tensor, "b k i j"], Float[Tensor, "b k 2"]] | None:
@@ -74,9 +83,12 @@ class SequenceModule(lightning.LightningModule):
         scaled = (x - self.x_mean) / self.x_scale
         return self.encoder.heat_maps(scaled).cpu(), self.encoder.coordinates(scaled).cpu()
 
-    def train_features(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b d"]:
-        """Features for this epoch's step; an error once the weights have diverged."""
-        with self.epoch_randomness():
+    def train_features(self, x: Float[Tensor, "b ..."], part: int = 0) -> Float[Tensor, "b d"]:
+        """Features for this epoch's step; an error once the weights have diverged.
+
+        `part` numbers the blocks of a step that takes them one by one, from 1.
+        """
+        with self.epoch_randomness(part):
             psi = self.encode(x)
         if not bool(psi.isfinite().all()):
             raise KbrError(
@@ -86,13 +98,13 @@ class SequenceModule(lightning.LightningModule):
         return psi
 
     @contextmanager
-    def epoch_randomness(self) -> Iterator[None]:
+    def epoch_randomness(self, part: int = 0) -> Iterator[None]:
         """Dropout knows the global random state only: set it for this epoch, then put it back."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             worker = self.global_rank
             mixed = (self.seed * 1_000_003 + self.current_epoch) * 1009 + worker
-            torch.manual_seed(mixed % 2**63)
+            torch.manual_seed((mixed + part * PARTS) % 2**63)
             yield
 
     def configure_optimizers(self) -> Any:
@@ -120,3 +132,20 @@ class SequenceModule(lightning.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint.update(self.record, version=VERSION)
+
+
+def input_scaling(x: Float[Tensor, "n ..."] | FileRows) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of every channel of images, or of every entry of vectors."""
+    axes = [0, *range(2, x.ndim)] if x.ndim == 4 else [0]
+    if isinstance(x, Tensor):
+        mean = x.mean(axes, keepdim=True)
+        return mean, (x - mean).square().mean(axes, keepdim=True).sqrt()
+    # Taken off first, so that no digits are lost.
+    first = next(x.parts()).read().double().mean(axes, keepdim=True)
+    moments = torch.zeros(2, *first.shape, dtype=torch.float64)
+    for part in x.parts():
+        centred = part.read().double() - first
+        sums = (centred.sum(axes, keepdim=True), centred.square().sum(axes, keepdim=True))
+        moments += torch.stack(sums) / (len(x) * centred[0].numel() / first.numel())
+    variance = (moments[1] - moments[0].square()).clamp_min(0)
+    return (first + moments[0]).float(), variance.sqrt().float()

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError
+from kbr.core.file_rows import FileRows
 from kbr.core.filters.result import FilterResult
-from kbr.core.filters.sequences import training_sequences
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive
 from kbr.training.callbacks import KeepBest
-from kbr.training.data import SequenceData
+from kbr.training.data import Observations, SequenceData, training_rows
 from kbr.training.encoder_names import Encoder, describe_encoder, known_encoder
 from kbr.training.encoders import SoftArgmaxCNN, check_sizes
 from kbr.training.lightning_run import train
@@ -56,6 +56,7 @@ class TrainedFilter(ABC):
     checkpoint_every: int = 25
 
     kind: ClassVar[str]
+    in_blocks: ClassVar[bool] = False  # whether observations may stay in their file
 
     def __post_init__(self) -> None:
         self.val_mse = float("nan")
@@ -79,12 +80,12 @@ class TrainedFilter(ABC):
 
     @abstractmethod
     def build(
-        self, encoder: nn.Module, x: Tensor, z: Tensor, shared: dict[str, Any]
+        self, encoder: nn.Module, x: Any, z: Tensor, shared: dict[str, Any]
     ) -> SequenceModule:
         """The module to train on x and z (the part before the validation block)."""
 
     @abstractmethod
-    def finish(self, module: SequenceModule, x: Tensor, z: Tensor) -> None:
+    def finish(self, module: SequenceModule, x: Any, z: Tensor) -> None:
         """What is fitted once the network is trained, on all training steps."""
 
     @abstractmethod
@@ -113,14 +114,15 @@ class TrainedFilter(ABC):
         `trainer` holds arguments of `lightning.Trainer`. `resume` is the run folder to continue; a
         run stopped before its first checkpoint starts anew, which comes to the same.
         """
-        x, z, self._lengths, shape = training_sequences(x_train, z_train)
+        x, z, self._lengths, shape = training_rows(x_train, z_train, whole=not self.in_blocks)
         if z.ndim != 2:
             raise KbrError(
                 f"{type(self).__name__} trains on one sequence, z [T, dz], or a list of them; "
                 f"got z of shape {tuple(z.shape)}. Pass a list, or loop over data sets."
             )
         folder = Path(folder)
-        x, z = x.to(torch.float32).reshape(-1, *shape), z.to(torch.float64)
+        x = x if isinstance(x, FileRows) else x.to(torch.float32).reshape(-1, *shape)
+        z = z.to(torch.float64)
         data = SequenceData(x, z, self._lengths)
         record = self._record(x, z, self._lengths, seed)
         with torch.random.fork_rng(devices=[]):
@@ -213,10 +215,14 @@ class TrainedFilter(ABC):
 
     @torch.no_grad()
     def encode(
-        self, x: ArrayLike
+        self, x: ArrayLike | FileRows
     ) -> tuple[Float[Tensor, "s t d"], Bool[Tensor, "s t"], tuple[int, ...]]:
         """Features of x [*s T ...] on the CPU, which frames are there (no NaN), and *s."""
         module = self._get()
+        if isinstance(x, FileRows):
+            found = [self.encode(part.read())[:2] for part in x.parts(ENCODE_ROWS)]
+            psi, seen = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+            return psi, seen, ()
         tensor = as_tensor(x, name="x").to(torch.float32)
         lead = tensor.shape[: tensor.ndim - len(self._shape)]
         if not lead or tuple(tensor.shape[len(lead) :]) != self._shape:
@@ -256,7 +262,7 @@ class TrainedFilter(ABC):
         given = {name: getattr(self, name) for name in names}
         return {**given, "seed": record["seed"], "record": record}
 
-    def _record(self, x: Tensor, z: Tensor, lengths: list[int], seed: int) -> dict[str, Any]:
+    def _record(self, x: Observations, z: Tensor, lengths: list[int], seed: int) -> dict[str, Any]:
         return record_of(self.kind, self.hyper_parameters(), x, z, lengths, seed)
 
     def was_interrupted(
@@ -269,8 +275,9 @@ class TrainedFilter(ABC):
         """Whether `run` holds unfinished training of this very run, to go on with."""
         if not (run / LAST).is_file():
             return False
-        x, z, lengths, _ = training_sequences(x_train, z_train)
-        return is_unfinished(run, self._record(x.float(), z.double(), lengths, seed))
+        x, z, lengths, _ = training_rows(x_train, z_train, whole=not self.in_blocks)
+        x = x if isinstance(x, FileRows) else x.float()
+        return is_unfinished(run, self._record(x, z.double(), lengths, seed))
 
     def _get(self) -> SequenceModule:
         if self._module is None:

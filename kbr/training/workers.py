@@ -1,13 +1,14 @@
 """Several workers, one loss: each takes a share of the points, and their sums are added up."""
 
 import re
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.objectives import FeatureSums, loss_and_cotangents, share_of_loss
+from kbr.core.objectives import FeatureSums, add_up, loss_and_cotangents, share_of_loss
 
 # What gloo, NCCL and the store say when the other end is gone.
 LOST = re.compile(r"closed by peer|reset by peer|broken pipe|timed? ?out|gloo|nccl|store", re.I)
@@ -45,6 +46,31 @@ def loss_over_workers(part: FeatureSums, *, lam: float) -> tuple[Tensor, Feature
     value, cotangents = loss_and_cotangents(total, lam=lam)
     share = dist.get_world_size() * share_of_loss(part, cotangents)
     return share + (value - share).detach(), total
+
+
+def loss_in_parts(
+    weights: Sequence[Tensor], parts: Callable[[], Iterable[FeatureSums]], *, lam: float
+) -> tuple[Tensor, FeatureSums]:
+    """The loss of all points of all workers, taken part by part, and their sums.
+
+    Two passes over this worker's parts: sums without a graph, then the gradient of each part's
+    share, in the memory of one part. What comes back is linear in the weights and has the value and
+    the gradient of the loss, for whoever calls backward on it; on several workers its gradient is
+    like that of `loss_over_workers`.
+    """
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    with torch.no_grad():
+        total = add_up(parts())
+    total = total if world == 1 else sum_over_workers(total)
+    value, cotangents = loss_and_cotangents(total, lam=lam)
+    gradients = [torch.zeros_like(weight) for weight in weights]
+    for part in parts():
+        share = world * share_of_loss(part, cotangents)
+        for gradient, found in zip(gradients, torch.autograd.grad(share, weights), strict=True):
+            gradient += found
+    pairs = zip(weights, gradients, strict=True)
+    linear = torch.stack([(weight * gradient).sum() for weight, gradient in pairs]).sum()
+    return linear + (value - linear).detach(), total
 
 
 def is_lost(error: RuntimeError) -> bool:

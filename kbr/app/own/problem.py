@@ -1,7 +1,8 @@
 """Own data as a problem of the command line: read, split, scaled, and answered in its units."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, compress, islice
 from typing import Any, ClassVar, Protocol
@@ -12,12 +13,16 @@ from torch import Tensor
 
 from kbr.app.own.read import Source
 from kbr.app.own.recording import Recording, listed
-from kbr.app.own.scaling import Scaling, full_turn
+from kbr.app.own.scaling import CONSTANT, Scaling, full_turn
 from kbr.app.own.split import Split, Splitting
 from kbr.app.view import BELIEFS, Gaze, Stepping, View, weights_along
 from kbr.core.errors import KbrError
+from kbr.core.file_rows import FileRows
 from kbr.core.filters.result import FilterResult, mean_squared_error
 from kbr.core.filters.state_space import StateSpaceModel
+from kbr.core.memory import check_memory
+
+SHOWN = 500  # test frames that pictures may show, of those that stay in their file
 
 
 class Filter(Protocol):
@@ -30,9 +35,9 @@ class Filter(Protocol):
 class OwnTrials:
     """Training and test pieces in inner coordinates; `lead` is (trials,), or () for one trial."""
 
-    x_train: list[Tensor]
+    x_train: list[Any]  # tensors, or FileRows where frames stay in their file
     z_train: list[Tensor]
-    x_test: list[Tensor]
+    x_test: list[Any]
     lead: tuple[int, ...]
 
 
@@ -76,12 +81,12 @@ class OwnData:
 
     @cached_property
     def scale_x(self) -> Scaling:
+        if self.recording.file is not None:
+            frames = self.recording.file.part(self.parts.train_rows)
+            return Scaling.of_images(frames, self.recording.x_names, full_turn(self.angle_unit))
         rows = self.recording.x[self.parts.train_rows]
         if not np.ptp(rows, axis=0).any():
-            raise KbrError(
-                "x is constant over the training rows: it says nothing about z. Choose other "
-                "columns (data.x), or another part (data.split, data.test_share)."
-            )
+            raise KbrError(CONSTANT)
         return self._scaling(rows, self.recording.x_names)
 
     @cached_property
@@ -110,7 +115,18 @@ class OwnData:
         return self._pieces(())
 
     def trials(self, seeds: Sequence[int]) -> OwnTrials:
-        return self._pieces((len(seeds),))
+        """For closed forms, which take all observations at once: frames in a file are read."""
+        made = self._pieces((len(seeds),))
+        frames = self.recording.file
+        if frames is None:
+            return made
+        check_memory(
+            8.0 * len(self.parts.train_rows) * math.prod(frames.shape[1:]),
+            what=f"a kernel on {len(self.parts.train_rows):,} raw frames",
+            advice="Use model=iw_nn, which reads them by blocks, or lower data.n_train.",
+        )
+        x_train, x_test = ([rows.read() for rows in x] for x in (made.x_train, made.x_test))
+        return replace(made, x_train=x_train, x_test=x_test)
 
     def test(self, made: Filter, data: OwnTrials) -> tuple[FilterResult, Tensor]:
         """Answers at the test rows whose state is known, and that state, in recorded units.
@@ -137,13 +153,16 @@ class OwnData:
         """What pictures show: recorded values, at the test rows that `test` answers."""
         weights = None
         if filt is not None:
-            along = chain.from_iterable(weights_along(filt, piece) for piece in data.x_test)
+            frames = (_one_by_one(piece) for piece in data.x_test)
+            along = chain.from_iterable(weights_along(filt, piece) for piece in frames)
             weights = torch.stack(list(islice(compress(along, self._known.tolist()), BELIEFS)))
-        x, train = self.recording.x, self.parts.train_rows
+        train, test = self.parts.train_rows, self.parts.test_rows[self._known.numpy()]
+        rows: Any = self.recording.x if self.recording.file is None else self.recording.file
+        few = len(test) if self.recording.file is None else SHOWN
         return View(
-            x_train=torch.from_numpy(x[train]),
+            x_train=_recorded(rows, train),
             z_train=torch.from_numpy(self.recording.z[train]),
-            x_test=torch.from_numpy(x[self.parts.test_rows])[self._known],
+            x_test=_recorded(rows, test[:few], whole=True),
             weights=weights,
             gaze=gaze and (lambda frames: gaze(self.scale_x.apply(frames.numpy()))),
             labels=self.labels,
@@ -200,13 +219,19 @@ class OwnData:
             )
 
     def _pieces(self, lead: tuple[int, ...]) -> OwnTrials:
-        x, z, parts = self.recording.x, self.recording.z, self.parts
+        z, parts = self.recording.z, self.parts
         return OwnTrials(
-            x_train=[self.scale_x.apply(x[rows]) for rows in parts.train],
+            x_train=[self._observed(rows) for rows in parts.train],
             z_train=[self.scale_z.apply(z[rows]) for rows in parts.train],
-            x_test=[self.scale_x.apply(x[rows]) for rows in parts.test],
+            x_test=[self._observed(rows) for rows in parts.test],
             lead=lead,
         )
+
+    def _observed(self, rows: np.ndarray) -> Any:
+        """Observations in inner coordinates; frames that stay in their file are read later."""
+        if self.recording.file is None:
+            return self.scale_x.apply(self.recording.x[rows])
+        return self.recording.file.part(rows).scaled(self.scale_x.mean, self.scale_x.scale)
 
     @property
     def _known(self) -> Tensor:
@@ -218,3 +243,17 @@ class OwnData:
 
     def _scaling(self, rows: np.ndarray, names: Sequence[str]) -> Scaling:
         return Scaling.fit(rows, names, self.circular, full_turn(self.angle_unit))
+
+
+def _one_by_one(x: Tensor | FileRows) -> Iterable[Tensor]:
+    """Every observation; those in a file as they are asked for."""
+    if isinstance(x, FileRows):
+        return (frame for part in x.parts() for frame in part.read())
+    return x
+
+
+def _recorded(x: np.ndarray | FileRows, rows: np.ndarray, *, whole: bool = False) -> Any:
+    """Observations in recorded values; of a file, those that are asked for later."""
+    if isinstance(x, FileRows):
+        return x.part(rows).read() if whole else x.part(rows)
+    return torch.from_numpy(x[rows])

@@ -1,11 +1,13 @@
-"""From a file to a recording: npz, CSV, or a folder of frames with a CSV of states.
+"""From a file to a recording: npz, npy, CSV, or a folder of frames with a CSV of states.
 
 Nothing in a file is ever executed: arrays of Python objects are refused.
 """
 
+import shutil
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +21,12 @@ from kbr.app.own.recording import (
     tidy,
 )
 from kbr.app.own.table import Table, read_table
+from kbr.core.checkpoint import write_atomically
 from kbr.core.errors import KbrError
+from kbr.core.file_rows import FileRows
 
 STATES = "states.csv"
+UNPACKED = 500_000_000  # bytes of x above which it is unpacked to a file of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +56,12 @@ class Source:
         if self.path is None:
             raise KbrError(
                 "data=npz reads data of your own: set data.path to an npz file, a CSV file, or a "
-                "folder of frames with a CSV of states."
+                "folder: of x.npy and z.npy, or of frames with a CSV of states."
             )
         path = Path(self.path)
         if path.is_dir():
-            return _read_folder(self, path)
+            pair = all((path / f"{key}.npy").is_file() for key in ("x", "z"))
+            return _read_arrays(self, path) if pair else _read_folder(self, path)
         if not path.is_file():
             raise KbrError(f"data.path={path} is no file or folder (looked in {Path.cwd()}).")
         readers = {".npz": _read_npz, ".csv": _read_csv, ".tsv": _read_csv, ".txt": _read_csv}
@@ -82,15 +88,42 @@ def _read_npz(source: Source, path: Path) -> Recording:
                     f"{path} has no array '{key}'; it has {', '.join(there) or 'none'}. Write it "
                     "with np.savez(path, x=..., z=...), x [T, ...] and z [T, dz]."
                 )
-        x, z = (_member(archive, key, path) for key in ("x", "z"))
-        extra: dict[str, np.ndarray | None] = {}
-        for key, given in (("sequence", source.sequence), ("time", source.time)):
-            if given is not None and given not in there:
-                raise KbrError(
-                    f"data.{key}={given}: {path} has no such array; it has {', '.join(there)}."
-                )
-            name = given or key
-            extra[key] = _member(archive, name, path) if name in there else None
+        wanted = {"x": "x", "z": "z", **_names_of_borders(source, there, path)}
+        large = extracted(path, "x")
+        arrays = {
+            key: _opened(large) if key == "x" and large else _member(archive, name, path)
+            for key, name in wanted.items()
+        }
+    return _from_arrays(source, path, arrays, file=large)
+
+
+def _read_arrays(source: Source, folder: Path) -> Recording:
+    """A folder of x.npy, z.npy and, where there are such, sequence.npy and time.npy."""
+    there = [path.stem for path in sorted(folder.glob("*.npy"))]
+    wanted = {"x": "x", "z": "z", **_names_of_borders(source, there, folder)}
+    arrays = {key: _opened(folder / f"{name}.npy") for key, name in wanted.items()}
+    return _from_arrays(source, folder, arrays, file=folder / "x.npy")
+
+
+def _names_of_borders(source: Source, there: list[str], path: Path) -> dict[str, str]:
+    """Arrays of sequence ids and time stamps, where there are such."""
+    found = {}
+    for key, given in (("sequence", source.sequence), ("time", source.time)):
+        if given is not None and given not in there:
+            raise KbrError(
+                f"data.{key}={given}: {path} has no such array; it has {', '.join(there)}."
+            )
+        if (given or key) in there:
+            found[key] = given or key
+    return found
+
+
+def _from_arrays(
+    source: Source, path: Path, arrays: dict[str, np.ndarray], file: Path | None
+) -> Recording:
+    """A recording of arrays; images of `file` stay there."""
+    x, z = arrays["x"], np.asarray(arrays["z"])
+    extra = {key: arrays.get(key) for key in ("sequence", "time")}
     for name, array in (("x", x), ("z", z)):
         _check_numeric(array, name, path)
     z = z.reshape(-1, 1) if z.ndim == 1 else z
@@ -106,10 +139,13 @@ def _read_npz(source: Source, path: Path) -> Recording:
         raise KbrError(f"arrays in {path} must have one row for each step; got rows: {shown}.")
     seen = as_observations(x, source.channels)
     given_x = None if seen.ndim == 4 else source.x
+    stays = file is not None and seen.ndim == 4
+    layout = partial(as_observations, channels=source.channels)
     return tidy(
         Recording(
-            kind="npz",
-            x=_floating(seen),
+            kind="npz" if path.is_file() else "npy",
+            x=seen if stays else _floating(seen),
+            file=FileRows(file, layout=layout) if stays and file is not None else None,
             z=z.astype(np.float64),
             x_names=names_for(given_x, seen.shape[1], "x", "x"),
             z_names=names_for(source.z, z.shape[1], "z", "z"),
@@ -118,6 +154,40 @@ def _read_npz(source: Source, path: Path) -> Recording:
             dtypes=(str(x.dtype), str(z.dtype)),
         )
     )
+
+
+def extracted(path: Path, key: str) -> Path | None:
+    """One large array of an npz file as an .npy file beside it, unpacked once; None if it is small.
+
+    The file can then be read by blocks, which a packed one cannot.
+    """
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo(f"{key}.npy")
+        if member.file_size <= UNPACKED:
+            return None
+        beside = path.with_name(f"{path.stem}.{key}.npy")
+        fresh = beside.is_file() and beside.stat().st_mtime >= path.stat().st_mtime
+        if not (fresh and beside.stat().st_size == member.file_size):
+            print(f"  unpacking {key} of {path} once, to {beside}", flush=True)
+
+            def unpack(target: Path) -> None:
+                with archive.open(member) as packed, target.open("wb") as plain:
+                    shutil.copyfileobj(packed, plain, 2**22)
+
+            write_atomically(beside, unpack)
+    return beside
+
+
+def _opened(path: Path) -> np.ndarray:
+    """An .npy file, mapped and not read."""
+    try:
+        mapped: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise KbrError(
+            f"{path} cannot be read: kbr reads plain numbers and never unpickles. Write it with "
+            "np.save, as a numeric array of one shape for all rows."
+        ) from error
+    return mapped
 
 
 def _member(archive: np.lib.npyio.NpzFile, key: str, path: Path) -> np.ndarray:

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from kbr.core.errors import KbrError
+from kbr.core.file_rows import FileRows
 
 GAP = 1.5  # a step longer than this many usual steps is a gap
 SMALLEST_IMAGE = 4  # pixels; arrays with a shorter side are flattened to vectors
@@ -26,6 +27,7 @@ class Recording:
     sequence: np.ndarray  # [T] number of the sequence, 0, 1, ... in order of appearance
     time: np.ndarray | None = None  # [T] float64, seconds where the file holds dates
     dtypes: tuple[str, str] = ("", "")  # of x and z in the file
+    file: FileRows | None = None  # where images stay that are not to be read whole; x maps them
 
     def __len__(self) -> int:
         return len(self.z)
@@ -36,8 +38,11 @@ class Recording:
 
     @cached_property
     def x_missing(self) -> np.ndarray:
-        found: np.ndarray = ~np.isfinite(self.x).reshape(len(self), -1).all(1)
-        return found
+        if self.file is None:
+            return _missing(self.x)
+        if self.file.dtype.kind != "f":
+            return np.zeros(len(self), dtype=bool)
+        return np.concatenate([_missing(part.raw()) for part in self.file.parts()])
 
     @cached_property
     def z_missing(self) -> np.ndarray:
@@ -47,7 +52,9 @@ class Recording:
     def digest(self) -> str:
         """A hash of the content, to tell whether a file has changed."""
         found = hashlib.sha256()
-        for part in (self.x, self.z, self.sequence, self.time):
+        for some in () if self.file is None else self.file.parts():
+            found.update(some.raw().tobytes())
+        for part in (self.x if self.file is None else None, self.z, self.sequence, self.time):
             found.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
         return found.hexdigest()[:16]
 
@@ -77,10 +84,15 @@ def tidy(recording: Recording) -> Recording:
     rank[np.argsort(first)] = np.arange(len(first))
     sequence = rank[index.reshape(-1)]
     order = np.argsort(sequence, kind="stable")
+    if recording.file is not None and (np.diff(order) != 1).any():
+        raise KbrError(
+            "the rows of a sequence must follow each other in an .npy file of frames, which is "
+            "read in order. Sort its rows by sequence."
+        )
     time = None if recording.time is None else recording.time[order]
     made = replace(
         recording,
-        x=recording.x[order],
+        x=recording.x[order] if recording.file is None else recording.x,
         z=np.where(np.isfinite(recording.z), recording.z, np.nan)[order],
         sequence=sequence[order],
         time=time,
@@ -108,6 +120,12 @@ def _check(made: Recording, order: np.ndarray) -> None:
                 f"every row of {name} has missing values, so there is nothing to learn from. "
                 f"Leave empty columns out of data.{name}."
             )
+
+
+def _missing(x: np.ndarray) -> np.ndarray:
+    """[T] bool: something in the row is not a number."""
+    found: np.ndarray = ~np.isfinite(x).reshape(len(x), -1).all(1)
+    return found
 
 
 def as_observations(x: np.ndarray, channels: str) -> np.ndarray:

@@ -15,8 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
+from kbr.core.file_rows import FileRows
 from kbr.core.filters.result import FilterResult
 
+CONSTANT = (
+    "x is constant over the training rows: it says nothing about z. Choose other columns (data.x), "
+    "or another part (data.split, data.test_share)."
+)
 UNIFORM = math.pi**2 / 3  # variance of an angle nothing is known about
 TURNS = {"degrees": 360.0, "radians": 2 * math.pi}
 
@@ -57,6 +62,27 @@ class Scaling:
             for k, mark in enumerate(marks)
         )
         return cls(marks, turn, mean, scale, low)
+
+    @classmethod
+    def of_images(cls, rows: FileRows, names: Sequence[str], turn: float) -> "Scaling":
+        """From training frames that stay in their file: by channel, block by block."""
+        first = next(rows.parts()).raw().astype(np.float64).mean((0, 2, 3))
+        sums, one = np.zeros((2, len(first))), rows.part(slice(1)).raw()[0]
+        low, high = one, one
+        for part in rows.parts():
+            frames = part.raw()
+            low, high = np.minimum(low, frames.min(0)), np.maximum(high, frames.max(0))
+            centred = frames.astype(np.float64) - first[:, None, None]
+            sums += np.stack([centred.sum((0, 2, 3)), np.square(centred).sum((0, 2, 3))])
+        if (low == high).all():
+            raise KbrError(CONSTANT)
+        mean, second = sums / (len(rows) * np.prod(rows.shape[2:]))
+        scale = np.sqrt(np.maximum(second - mean**2, 0))
+        centre, width = (
+            torch.from_numpy(part)[:, None, None]
+            for part in (first + mean, np.where(scale > 0, scale, 1.0))
+        )
+        return cls(tuple(False for _ in names), turn, centre, width, ())
 
     def apply(self, values: np.ndarray) -> Tensor:
         """Recorded rows in inner coordinates; NaN stays NaN. Frames stay float32."""

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kbr.core.features import Features, pivot_triangle, take_rows
 from kbr.core.kernels import Kernel
 from kbr.core.linalg import pivoted_cholesky
 from kbr.core.rules import Rule
+from kbr.core.tables import at_rows, sum_rows, weighted_gram
 
 
 @runtime_checkable
@@ -56,8 +57,7 @@ class LowRank:
         return self.features(x)
 
     def second(self, ratio: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s d d"]:
-        wide = self.features.train.unsqueeze(-3)
-        return (wide * ratio.unsqueeze(-1)).mT @ wide
+        return weighted_gram(ratio, self.features.train)
 
     def weights(
         self,
@@ -68,7 +68,7 @@ class LowRank:
     ) -> Float[Tensor, "*b s n"]:
         psi = self.features.train
         s = rule.coefficients(self.second(ratio), query, psi.shape[-2], lam)
-        return ratio * (s @ psi.mT)
+        return ratio * at_rows(s, psi)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class Compressed(LowRank):
 
     def second(self, ratio: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s d d"]:
         wide = self.pivots.unsqueeze(-3)
-        return (wide * (ratio @ self.mixing).unsqueeze(-1)).mT @ wide
+        return (wide * sum_rows(ratio, self.mixing).unsqueeze(-1)).mT @ wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,12 +120,19 @@ def compress(features: Features, *, tolerance: float) -> Compressed:
           psi_i psi_i' ~ sum_q T_iq psi_q psi_q'.
     """
     psi = features.train
+    factor, pivots = square_pivots(psi, tolerance=tolerance)
+    triangle, _ = pivot_triangle(factor, pivots)
+    mixing = torch.linalg.solve_triangular(triangle, factor, upper=False, left=False)
+    return Compressed(features, mixing.contiguous(), take_rows(psi, pivots).contiguous())
+
+
+def square_pivots(
+    psi: Float[Tensor, "*b n d"], *, tolerance: float, max_rank: int | None = None
+) -> tuple[Float[Tensor, "*b n q"], Int[Tensor, "*b q"]]:
+    """Pivoted Cholesky factor of the elementwise square of the Gram matrix, and its pivots."""
 
     def column(index: Tensor) -> Tensor:
         return (psi @ take_rows(psi, index.unsqueeze(-1)).mT).squeeze(-1).square()
 
     diagonal = psi.square().sum(-1).square()
-    factor, pivots = pivoted_cholesky(diagonal, column, tolerance=tolerance)
-    triangle, _ = pivot_triangle(factor, pivots)
-    mixing = torch.linalg.solve_triangular(triangle, factor, upper=False, left=False)
-    return Compressed(features, mixing.contiguous(), take_rows(psi, pivots).contiguous())
+    return pivoted_cholesky(diagonal, column, tolerance=tolerance, max_rank=max_rank)

@@ -11,6 +11,7 @@ from kbr.core.calibration import Calibration
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Belief, KernelFilterResult
 from kbr.core.filters.landmarks import landmark_operators, landmark_tolerance
+from kbr.core.filters.large import is_large, large_operators, tuning_part
 from kbr.core.filters.operators import Step
 from kbr.core.filters.recipe import Engine, Recipe, latent_tolerance, observation_tolerance
 from kbr.core.filters.run import run_filter, run_smoother
@@ -79,12 +80,18 @@ class KernelBayesFilter(StoredFilter):
         Batch dimensions of z are independent data sets, each with its own hyper-parameters.
         """
         x_, z_, lengths, shape = training_sequences(x, z)
-        transition_pairs(lengths)  # fails early where there is no step to learn from
-        wide_x, wide_z = x_.to(torch.float64), z_.to(torch.float64)
-        choice = choose(self._recipe, wide_x, wide_z, lengths, progress)
-        self._fitted = self._finish(Stored(x_, wide_z, lengths, shape, choice))
+        wide = z_.to(torch.float64)
+        choice = self._choose(x_, wide, lengths, progress)
+        self._fitted = self._finish(Stored(x_, wide, lengths, shape, choice))
         self._calibration = None
         return self
+
+    def tune(
+        self, x: ArrayLike | Sequence[ArrayLike], z: ArrayLike | Sequence[ArrayLike]
+    ) -> Choice:
+        """What `fit` would choose, besides the ridges eta and lam', without fitting."""
+        x_, z_, lengths, _ = training_sequences(x, z)
+        return self._choose(x_, z_.to(torch.float64), lengths, None)
 
     def filter(self, x: ArrayLike) -> KernelFilterResult:
         """Beliefs at every step of x [*b *s T ...]; rows with NaN are missing and are predicted."""
@@ -112,7 +119,7 @@ class KernelBayesFilter(StoredFilter):
                 f"a step takes one observation x of shape {list(fitted.expected)}; got "
                 f"{list(one.shape)}. For whole sequences use filter(x)."
             )
-        row = one.to(operators.phi).reshape(fitted.row)
+        row = one.to(operators.points).reshape(fitted.row)
         seen = row.isfinite().all(-1)
         query = operators.update.observe(row.nan_to_num(0.0, 0.0, 0.0))
         prior = operators.start(1) if belief.steps == 0 else None
@@ -130,6 +137,13 @@ class KernelBayesFilter(StoredFilter):
             belief = ahead if belief.steps else replace(belief, steps=1)
         return belief
 
+    def _choose(
+        self, x: Tensor, z: Tensor, lengths: Sequence[int], progress: Progress | None
+    ) -> Choice:
+        transition_pairs(lengths)  # fails early where there is no step to learn from
+        recipe, x_few, z_few, few = tuning_part(self._recipe, x, z, lengths)
+        return choose(recipe, x_few.to(torch.float64), z_few, few, progress)
+
     def _copy(self, rule: Rule) -> "KernelBayesFilter":
         return replace(self, rule=rule)
 
@@ -138,8 +152,16 @@ class KernelBayesFilter(StoredFilter):
         recipe, x, z, choice = self._recipe, stored.x, stored.z, stored.choice
         smallest = float(choice.lam.min())
         if bool(choice.eta.isnan().any()):
-            close = recipe.latents(z, choice.scale_z, latent_tolerance(min(recipe.etas)))
-            choice = with_ridges(choice, *recipe.ridges(close.train, stored.lengths), recipe)
+            _, _, some, lengths = tuning_part(recipe, x, z, stored.lengths)
+            close = recipe.latents(some, choice.scale_z, latent_tolerance(min(recipe.etas)))
+            choice = with_ridges(choice, *recipe.ridges(close.train, lengths), recipe)
+        ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
+        if stored.landmarks is None and is_large(z.shape[-2]):
+            scales = (choice.scale_x, choice.scale_z)
+            made = large_operators(
+                recipe, x, z, stored.lengths, scales=scales, lam=smallest, **ridges
+            )
+            return Fitted(replace(stored, choice=choice), made)
         eta = float(torch.minimum(choice.eta, choice.lam_transition).min())
         wide, tolerance = x.to(torch.float64), observation_tolerance(smallest)
         if stored.landmarks is not None:
@@ -150,7 +172,6 @@ class KernelBayesFilter(StoredFilter):
             return Fitted(replace(stored, choice=choice), few)
         update = recipe.update(wide, choice.scale_x, tolerance, lam=smallest)
         latents = recipe.latents(z, choice.scale_z, latent_tolerance(eta))
-        ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
         operators = recipe.operators(update, latents, z, stored.lengths, **ridges)
         return Fitted(replace(stored, choice=choice), operators)
 
@@ -171,7 +192,7 @@ class KernelBayesFilter(StoredFilter):
         """Coordinates of observations [*b s t c], which of them are there, and the shape of s."""
         fitted = self._get()
         batch = tuple(fitted.operators.points.shape[:-2])
-        tensor = as_tensor(x, name="x").to(fitted.operators.phi)
+        tensor = as_tensor(x, name="x").to(fitted.operators.points)
         shape = fitted.stored.shape
         lead = tuple(tensor.shape[: tensor.ndim - len(shape)])
         short = len(lead) < len(batch) + 1

@@ -17,6 +17,7 @@ from kbr.core.filters.engine import Update
 from kbr.core.filters.transition import transition_pairs
 from kbr.core.linalg import ridge_cholesky, ridge_solve
 from kbr.core.rules import Rule, has_evidence
+from kbr.core.tables import at_rows, sum_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class FilterOperators:
     phi: Float[Tensor, "*b n p"]
     marginal: Float[Tensor, "*b p p"]
     transition: Float[Tensor, "*b p p"]
-    prediction: Float[Tensor, "*b p k"]
+    prediction: Float[Tensor, "*b p _"]
     after: Int[Tensor, "k"]
     readout: Float[Tensor, "*b n c"]
 
@@ -55,13 +56,13 @@ class FilterOperators:
     def start(self, sequences: int) -> Step:
         """The belief before any observation: uniform weights on the training latents."""
         batch = self.phi.shape[:-2]
-        weights = self.phi.new_full((*batch, sequences, self.n), 1 / self.n)
+        weights = self.points.new_full((*batch, sequences, self.n), 1 / self.n)
         none = torch.zeros(*batch, sequences, dtype=torch.bool, device=self.phi.device)
         return self._step(weights, none)
 
     def ratio(self, m: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s n"]:
         """The ratio r~ of priors with coordinates m, as KuLSIF estimates it."""
-        return torch.cholesky_solve(m.mT, self.marginal).mT @ self.phi.mT
+        return at_rows(torch.cholesky_solve(m.mT, self.marginal).mT, self.phi)
 
     def weigh(self, ratio: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s n"]:
         """The ratio times the points' masses n c_i: one each, unless the filter is compressed."""
@@ -69,8 +70,8 @@ class FilterOperators:
 
     def predict(self, state: Float[Tensor, "*b s p"]) -> Step:
         """The belief one step ahead, on the training latents that follow another one."""
-        partial = state @ self.prediction
-        weights = state.new_zeros(*state.shape[:-1], self.n).index_copy(-1, self.after, partial)
+        weights = state.new_zeros(*state.shape[:-1], self.n)
+        weights = weights.index_copy(-1, self.after, self._ahead(state))
         if self.normalize:
             total = weights.sum(-1, keepdim=True)
             weights = torch.where(total > 0, weights / total, 1 / self.n)
@@ -114,8 +115,12 @@ class FilterOperators:
         transition, prediction = _dynamics(early, late, lam_transition)
         return replace(self, after=before, transition=transition, prediction=prediction)
 
+    def _ahead(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s k"]:
+        """Weights of a prediction on the later points."""
+        return state @ self.prediction
+
     def _step(self, weights: Tensor, evidence: Tensor) -> Step:
-        return Step(weights, weights @ self.phi, weights @ self.readout, evidence)
+        return Step(weights, sum_rows(weights, self.phi), weights @ self.readout, evidence)
 
 
 def build_operators(

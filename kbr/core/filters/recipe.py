@@ -93,7 +93,15 @@ class Recipe:
         self, z: Float[Tensor, "*b n dz"], scale: float | Tensor, tolerance: float
     ) -> Features:
         """Features Phi of the training latents."""
-        return _fit(_scaled(self.rule.kernel_z, scale, tolerance), z)
+        return _fit(self.latent_map(scale, tolerance), z)
+
+    def latent_map(self, scale: float | Tensor, tolerance: float) -> FeatureMap:
+        """What is fitted to the latents."""
+        return _scaled(self.rule.kernel_z, scale, tolerance)
+
+    def observation_map(self, scale: float | Tensor, tolerance: float) -> FeatureMap:
+        """What is fitted to the observations."""
+        return _scaled(self.rule.kernel_x, scale, tolerance)
 
     def fitted_kernels(
         self, x: Tensor, z: Tensor, scales: tuple[Tensor, Tensor]
@@ -118,7 +126,7 @@ class Recipe:
         """
         n = x.shape[-2]
         limit = int(n * FULL_RANK)
-        chosen = _scaled(self.rule.kernel_x, scale, tolerance)
+        chosen = self.observation_map(scale, tolerance)
         if isinstance(chosen, PivotedCholesky):
             if self.engine == "active_set":
                 return _active_set(chosen.kernel, x)

@@ -1,5 +1,7 @@
 """Running a filter over whole sequences, and back again for smoothing."""
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -7,6 +9,9 @@ from torch import Tensor
 from kbr.core.filters.belief import KernelFilterResult, result_from_moments
 from kbr.core.filters.operators import FilterOperators, Step
 from kbr.core.rules import has_evidence, normalize_ratio
+from kbr.core.tables import blocks, sum_rows
+
+NUMBERS = 20_000_000  # ratios at once when smoothing: 160 MB
 
 
 def run_filter(
@@ -52,17 +57,16 @@ def run_smoother(
     backwards = operators.reverse(lam_transition)
     past = run_filter(operators, query, seen, lam)
     future = run_filter(backwards, query.flip(-2), seen.flip(-1), lam)
-    ratios = _predicted(operators, past) * _predicted(backwards, future).flip(-2)
     rule, n = operators.rule, operators.n
     moments, norms, states = [], [], []
-    for t in range(query.shape[-2]):
-        r = normalize_ratio(operators.weigh(ratios[..., t, :]))
+    for t, ratio in enumerate(_both(operators, backwards, past, future)):
+        r = normalize_ratio(operators.weigh(ratio))
         weights = operators.update.weights(rule, r, query[..., t, :], lam)
         usable = (has_evidence(weights) & seen[..., t]).unsqueeze(-1)
         total = torch.where(usable, weights.sum(-1, keepdim=True), 1.0)
         weights = torch.where(usable, weights / total, r / n)
         moments.append(weights @ operators.readout)
-        states.append(weights @ operators.phi)
+        states.append(sum_rows(weights, operators.phi))
         norms.append(torch.linalg.vector_norm(weights, dim=-1))
     return result_from_moments(
         torch.stack(moments, -2),
@@ -73,11 +77,33 @@ def run_smoother(
     )
 
 
-def _predicted(operators: FilterOperators, run: KernelFilterResult) -> Float[Tensor, "*b s t n"]:
-    """Ratios of the predictions for every step of a run; before the first step it is one."""
-    assert run.states is not None
-    states = run.states[..., :-1, :]
+def _both(
+    operators: FilterOperators,
+    backwards: FilterOperators,
+    past: KernelFilterResult,
+    future: KernelFilterResult,
+) -> Iterator[Float[Tensor, "*b s n"]]:
+    """Products of both predictions' ratios, step by step; a ratio is one where no step is before.
+
+    Ratios of many steps are made at once, as many as NUMBERS allows.
+    """
+    assert past.states is not None
+    assert future.states is not None
+    steps = past.states.shape[-2]
+    size = max(1, NUMBERS // (operators.n * past.states.shape[:-2].numel()))
+    early, late = past.states[..., :-1, :], future.states.flip(-2)[..., 1:, :]
+    for some in blocks(steps, size):
+        left = _predicted(operators, early[..., max(some.start - 1, 0) : some.stop - 1, :])
+        right = _predicted(backwards, late[..., some.start : some.stop, :].flip(-2)).flip(-2)
+        one = left.new_ones(*past.states.shape[:-2], 1, operators.n)
+        left = torch.cat([one, left], -2) if some.start == 0 else left
+        right = torch.cat([right, one], -2) if some.stop == steps else right
+        yield from (left * right).unbind(-2)
+
+
+def _predicted(
+    operators: FilterOperators, states: Float[Tensor, "*b s t p"]
+) -> Float[Tensor, "*b s t n"]:
+    """Ratios of the predictions from every belief."""
     m = states.flatten(-3, -2) @ operators.transition
-    ratio = normalize_ratio(operators.ratio(m)).reshape(*states.shape[:-1], operators.n)
-    first = ratio.new_ones(*states.shape[:-2], 1, operators.n)
-    return torch.cat([first, ratio], -2)
+    return normalize_ratio(operators.ratio(m)).reshape(*states.shape[:-1], operators.n)

@@ -15,6 +15,7 @@ from kbr.core.filters.belief import Belief, KernelFilterResult
 from kbr.core.filters.describe import build, describe
 from kbr.core.filters.export import export_step
 from kbr.core.filters.landmarks import choose_landmarks
+from kbr.core.filters.large import LargeOperators, is_large
 from kbr.core.filters.operators import FilterOperators
 from kbr.core.filters.recipe import Recipe
 from kbr.core.filters.result import mean_squared_error
@@ -26,6 +27,7 @@ from kbr.core.filters.tuning import (
     validation_start,
 )
 from kbr.core.inputs import ArrayLike, as_tensor
+from kbr.core.memory import check_memory
 from kbr.core.rules import Rule
 from kbr.core.uncertainty import Ellipsoid
 
@@ -89,7 +91,8 @@ class StoredFilter:
         """What the end of the training sequence says about the covariances.
 
         A filter with these hyper-parameters is fitted to the steps before the validation block and
-        filters that block; computed when first asked for.
+        filters that block; computed when first asked for. Of very many training points the block is
+        so small a part that the filter itself stands for that one.
         """
         if self._calibration is None:
             stored = self._get().stored
@@ -97,7 +100,10 @@ class StoredFilter:
             lengths, pieces = split_lengths(stored.lengths, cut)
             x, z, shape = stored.x[..., :cut, :], stored.z[..., :cut, :], stored.x.shape[-1:]
             early = self._copy(self.rule)
-            early._fitted = early._finish(Stored(x, z, lengths, tuple(shape), stored.choice))
+            if is_large(cut):
+                early._fitted = replace(self._get(), stored=replace(stored, shape=tuple(shape)))
+            else:
+                early._fitted = early._finish(Stored(x, z, lengths, tuple(shape), stored.choice))
             parts = [early.filter(stored.x[..., start:stop, :]) for start, stop in pieces]
             mean = torch.cat([part.mean for part in parts], -2)
             cov = torch.cat([part.cov for part in parts], -3)
@@ -128,6 +134,12 @@ class StoredFilter:
                 "compress takes a filter fitted to one data set, not compressed before; got a "
                 f"batch {list(stored.z.shape[:-2])} or a compressed filter. Take one of the batch."
             )
+        check_memory(
+            5.0 * len(stored.z) * n_landmarks * torch.float64.itemsize,
+            what=f"choosing {n_landmarks} among {len(stored.z):,} pairs",
+            advice="Lower n_landmarks, or fit to fewer pairs first.",
+            device=stored.z.device,
+        )
         kernel_x, kernel_z = self._recipe.fitted_kernels(
             stored.x, stored.z, (stored.choice.scale_x, stored.choice.scale_z)
         )
@@ -185,6 +197,11 @@ class StoredFilter:
     def export(self, path: str | Path) -> None:
         """The step as a torch.export program, to run without kbr: see `kbr.core.filters.export`."""
         stored = self._get().stored
+        if isinstance(self.operators, LargeOperators):
+            raise KbrError(
+                f"a program holds all of a filter's points, here {self.operators.n:,}. Call "
+                "compress(n_landmarks) first."
+            )
         export_step(self.operators, stored.choice.lam, stored.shape, Path(path))
 
     def state(self) -> dict[str, Any]:

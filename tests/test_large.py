@@ -1,0 +1,218 @@
+"""Filters on very many points: the same filter, from float32 tables filled block by block."""
+
+import pytest
+import torch
+
+from kbr import ImportanceWeightedRule, KernelBayesFilter, KuLSIF, OriginalRule
+from kbr.app.plan import announce
+from kbr.core import memory, tables
+from kbr.core.datasets.dynamics import Rotation
+from kbr.core.errors import KbrError
+from kbr.core.features import Identity
+from kbr.core.filters import large
+from kbr.core.filters.known_transition import TransitionRatio
+from kbr.core.filters.transition import transition_pairs
+
+LENGTHS = (170, 90, 140)
+
+
+@pytest.fixture
+def everything_large(monkeypatch):
+    """Thresholds low enough for tests, and blocks that end inside sequences."""
+    monkeypatch.setattr(large, "LARGE", 100)
+    monkeypatch.setattr(large, "RECENT", 250)
+    monkeypatch.setattr(tables, "ROWS", 64)
+
+
+def sequences(seed=0, lengths=LENGTHS):
+    generator = torch.Generator().manual_seed(seed)
+    pairs = [Rotation().sample(length, generator) for length in lengths]
+    return [x for x, _ in pairs], [z for _, z in pairs]
+
+
+def fixed(rule=None, **settings):
+    rule = rule or ImportanceWeightedRule(lam=1e-2)
+    return KernelBayesFilter(rule=rule, eta=1e-4, scales=(1.0,), **settings)
+
+
+def test_same_beliefs_as_the_ordinary_filter(monkeypatch):
+    """Filtering, missing observations and smoothing agree to what float32 tables bear."""
+    x, z = sequences()
+    x_test, _ = Rotation().sample(30, torch.Generator().manual_seed(9))
+    x_test[10:13] = torch.nan
+    exact = fixed().fit(x, z)
+    monkeypatch.setattr(large, "LARGE", 100)
+    monkeypatch.setattr(tables, "ROWS", 64)
+    made = fixed().fit(x, z)
+    assert isinstance(made.operators, large.LargeOperators)
+    assert made.operators.phi.dtype == made.operators.update.mixing.dtype == torch.float32
+    assert made.operators.prediction.numel() == 0
+    for run in ("filter", "smooth"):
+        found, truth = getattr(made, run)(x_test), getattr(exact, run)(x_test)
+        torch.testing.assert_close(found.mean, truth.mean, rtol=0, atol=2e-4)
+        torch.testing.assert_close(found.cov, truth.cov, rtol=0, atol=2e-4)
+        assert found.mean.dtype == torch.float64
+    step = made.step(made.init(), x_test[0])
+    torch.testing.assert_close(step.mean, made.filter(x_test[:1]).mean[0], rtol=0, atol=1e-6)
+
+
+def test_smoothing_in_blocks_of_steps_is_smoothing(monkeypatch):
+    x, z = sequences()
+    x_test, _ = Rotation().sample(17, torch.Generator().manual_seed(9))
+    made = fixed().fit(x, z)
+    whole = made.smooth(x_test).mean
+    monkeypatch.setattr("kbr.core.filters.run.NUMBERS", 5 * sum(LENGTHS))
+    torch.testing.assert_close(made.smooth(x_test).mean, whole, rtol=0, atol=1e-12)
+
+
+def test_sums_over_steps_never_cross_a_border(everything_large):
+    x, z = sequences()
+    operators = fixed().fit(x, z).operators
+    before, after = transition_pairs(LENGTHS)
+    phi = operators.phi.double()
+    early, late = phi[before], phi[after]
+    for found, truth in (
+        (operators.sums.total, phi.mT @ phi),
+        (operators.sums.early, early.mT @ early),
+        (operators.sums.late, late.mT @ late),
+        (operators.sums.cross, early.mT @ late),
+    ):
+        torch.testing.assert_close(found, truth, rtol=1e-6, atol=1e-5)
+
+
+def test_pivots_of_a_subset_serve_all_points(everything_large, monkeypatch):
+    x, z = sequences()
+    monkeypatch.setattr(large, "SUBSET", 150)
+    operators = fixed().fit(x, z).operators
+    left_out = 1 - operators.phi.double().square().sum(-1)
+    assert float(left_out.abs().max()) < 1e-3  # k(z, z) = 1
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ImportanceWeightedRule(lam=1e-4),
+        ImportanceWeightedRule(lam=1e-2, kernel_x=Identity()),
+        OriginalRule(lam=1e-6),
+    ],
+)
+def test_updates_that_are_not_compressed(monkeypatch, rule):
+    x, z = sequences()
+    x_test, _ = Rotation().sample(10, torch.Generator().manual_seed(9))
+    exact = fixed(rule, engine="low_rank").fit(x, z).filter(x_test).mean
+    monkeypatch.setattr(large, "LARGE", 100)
+    monkeypatch.setattr(tables, "ROWS", 64)
+    made = fixed(rule, engine="low_rank").fit(x, z)
+    assert made.operators.update.name == "low_rank"
+    torch.testing.assert_close(made.filter(x_test).mean, exact, rtol=0, atol=2e-3)
+
+
+def test_data_sets_fitted_together_are_fitted_apart(everything_large):
+    x, z = Rotation().sample(120, torch.Generator().manual_seed(0), (2,))
+    x_test, _ = Rotation().sample(8, torch.Generator().manual_seed(9), (2,))
+    together = fixed().fit(x, z).filter(x_test).mean
+    for k in range(2):
+        alone = fixed().fit(x[k], z[k]).filter(x_test[k]).mean
+        torch.testing.assert_close(together[k], alone, rtol=0, atol=1e-4)
+
+
+def test_hyper_parameters_are_chosen_on_the_last_steps(everything_large, monkeypatch):
+    """Ridges too small for the compressed update are not among those tried."""
+    x, z = sequences()
+    made = KernelBayesFilter(scales=(0.7, 1.4)).fit(x, z)
+    few = KernelBayesFilter(scales=(0.7, 1.4), lams=(1e-3, 1e-2, 1e-1))
+    monkeypatch.setattr(large, "LARGE", 10**6)
+    few.fit([x[0][150:], x[1], x[2]], [z[0][150:], z[1], z[2]])
+    for name in ("scale_z", "lam", "val_mse"):
+        assert float(getattr(made.choice, name)) == float(getattr(few.choice, name))
+
+
+def test_calibration_needs_no_second_filter(everything_large, monkeypatch):
+    x, z = Rotation().sample(900, torch.Generator().manual_seed(0))
+    made = fixed().fit(x, z)
+    monkeypatch.setattr(KernelBayesFilter, "_finish", None)  # fails if another one were fitted
+    assert made.calibration.scores.shape == (200,)
+    assert bool(made.calibration.scores.isfinite().all())
+
+
+def test_save_load_and_compress_30_000_points(tmp_path):
+    x, z = Rotation().sample(300, torch.Generator().manual_seed(0), (100,))
+    x_test, z_test = Rotation().sample(20, torch.Generator().manual_seed(9))
+    made = fixed().fit(list(x.unbind()), list(z.unbind()))
+    assert isinstance(made.operators, large.LargeOperators)
+    made.save(tmp_path / "filter.ckpt")
+    loaded = KernelBayesFilter.load(tmp_path / "filter.ckpt")
+    answer = made.filter(x_test).mean
+    assert torch.equal(loaded.filter(x_test).mean, answer)
+    small = made.compress(60, x=x_test, z=z_test)
+    assert small.operators.n <= 60
+    assert (small.filter(x_test).mean - answer).square().sum(-1).mean() < 0.02
+    with pytest.raises(KbrError, match="compress"):
+        made.export(tmp_path / "step.pt2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"engine": "active_set"}, "active_set"), ({"rule": "known"}, "TransitionRatio")],
+)
+def test_what_needs_n_by_n_tables_is_refused(everything_large, settings, words):
+    if settings.get("rule") == "known":
+        ratio = TransitionRatio(model=Rotation().state_space())
+        settings = {"rule": ImportanceWeightedRule(lam=1e-2, ratio=ratio)}
+    with pytest.raises(KbrError, match=words):
+        fixed(**settings).fit(*sequences())
+
+
+def test_a_filter_that_does_not_fit_memory_is_refused(everything_large, monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda device=None: 1e5)
+    with pytest.raises(KbrError, match=r"n_train.*trials"):
+        fixed().fit(*sequences())
+    with pytest.raises(KbrError, match=r"1,000,000.*GB.*Lower data.n_train"):
+        announce(10**6, 1, quiet=True)
+
+
+def test_a_long_job_is_announced(capsys, monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda device=None: 1e12)
+    announce(1000, 1, quiet=False)
+    assert capsys.readouterr().out == ""
+    announce(10**6, 1, quiet=False)
+    assert "n = 1,000,000: about 2." in capsys.readouterr().out
+
+
+def test_memory_limits_of_the_system(tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    2000 kB\n")
+    assert memory._unused(tmp_path / "meminfo") == 2000 * 1024
+    assert memory._unused(tmp_path / "absent") == float("inf")
+    for name, text in (("max", "1000"), ("current", "700"), ("stat", "inactive_file 50\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    group = (tmp_path, "memory.max", "memory.current", "inactive_file")
+    assert memory._left(*group) == 350
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._left(*group) == float("inf")
+
+
+def test_products_with_float32_tables(monkeypatch):
+    """Block by block and in float64 where they sum; float64 tables are plain products."""
+    monkeypatch.setattr(tables, "ROWS", 32)
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(2, 101, 5, generator=generator, dtype=torch.float64)
+    weights = torch.randn(2, 3, 101, generator=generator, dtype=torch.float64)
+    coords = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64)
+    wide = table.unsqueeze(-3)
+    gram = (wide * weights.unsqueeze(-1)).mT @ wide
+    for function, small, truth in (
+        (tables.at_rows, coords, coords @ table.mT),
+        (tables.sum_rows, weights, weights @ table),
+        (tables.weighted_gram, weights, gram),
+    ):
+        assert torch.equal(function(small, table), truth)
+        found = function(small, table.float())
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found, truth, rtol=1e-5, atol=1e-4)
+
+
+def test_ratio_given_by_its_estimator(everything_large):
+    """eta of the rule's own ratio is used as it is."""
+    rule = ImportanceWeightedRule(lam=1e-2, ratio=KuLSIF(eta=1e-3))
+    made = KernelBayesFilter(rule=rule, scales=(1.0,)).fit(*sequences())
+    assert float(made.choice.eta) == 1e-3
