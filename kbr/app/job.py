@@ -36,7 +36,7 @@ from kbr.app.run_folder import (
     write_rows,
 )
 from kbr.app.trainer import launch_of, trainer_settings
-from kbr.app.uncertainty_figures import uncertainty_metrics
+from kbr.app.uncertainty_figures import trial_coverage, uncertainty_metrics
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError, Preempted
 
@@ -189,6 +189,7 @@ def write_outcome(
     rmse = (outcome.mean - outcome.truth).square().mean(-2).sqrt()  # [trials, dz]
     for name, values in zip(outcome.labels or (), rmse.unbind(-1), strict=False):
         metrics[f"test/rmse/{name}"] = float(values.mean())
+    shares = trial_coverage(outcome)
     rows = [
         {
             **problem.columns(),
@@ -196,6 +197,7 @@ def write_outcome(
             "seed": seed,
             **{name: _tidy(float(values[i])) for name, values in outcome.chosen.items()},
             "mse": float(mse[i]),
+            **{name: float(share[i]) for name, share in shares.items()},
             **{f"rmse {n}": float(rmse[i, k]) for k, n in enumerate(outcome.labels or ())},
             "seconds": round((outcome.fit_seconds + outcome.test_seconds) / len(seeds), 4),
         }
