@@ -17,6 +17,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.cli import stop
+from kbr.app.config_numbers import check_numbers
 from kbr.app.methods import Method, Outcome
 from kbr.app.monitoring import log_outcome
 from kbr.app.own.problem import OwnData
@@ -99,6 +100,7 @@ def _work(config: DictConfig, folder: Path) -> None:
 
 
 def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
+    check_numbers(config, HydraConfig.get().runtime.choices)
     torch.set_num_threads(config.trainer.threads)
     seeds = trial_seeds(config)
     problem, method = build(config)

@@ -12,7 +12,7 @@ from kbr.core.objectives import feature_sums, loss_from_sums
 from kbr.core.rules import ImportanceWeightedRule
 from kbr.training.data import Batch
 from kbr.training.sequence_module import PIECE, SequenceModule
-from kbr.training.workers import loss_over_workers, rows_of
+from kbr.training.workers import loss_over_workers, rows_of, sums_by_pieces
 
 COLLAPSED = 0.01  # features that explain less than this share of the targets explain nothing
 
@@ -61,11 +61,8 @@ class FeatureModule(SequenceModule):
         world, rank = self.trainer.world_size, self.trainer.global_rank
         mine = rows_of(rank, world, len(batch[0]), piece=PIECE)
         x, z = (part[mine] for part in batch)
-        part = feature_sums(self.train_features(x), self.targets(z))
-        if world == 1:
-            loss, total = loss_from_sums(part, lam=self.lam), part
-        else:
-            loss, total = loss_over_workers(part, lam=self.lam)
+        part = sums_by_pieces(self.train_features(x), self.targets(z), piece=PIECE)
+        loss, total = loss_over_workers(part, lam=self.lam)
         self.log_sometimes("train/loss", loss.detach())
         self.log_sometimes("train/explained", 1 - loss.detach() * total.n / total.energy)
         return loss
