@@ -91,7 +91,7 @@ def test_a_joblib_sweep_killed_half_way_is_completed_by_the_same_command(tmp_pat
     assert printed.count("already finished") == len(finished)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     uninterrupted = start(whole, *cells)
-    assert uninterrupted.wait(timeout=600) == 0
+    assert "[8/8]" in uninterrupted.communicate(timeout=600)[0]
     assert len(rows(cut)) == 8
     assert rows(cut) == rows(whole)
 
@@ -145,10 +145,12 @@ def test_a_search_that_has_nothing_to_search_says_so(search, tmp_path):
         search.search(["data=rotation", "model=iw"], trials=1, study=tmp_path / "study.db")
     with pytest.raises(KbrError, match="at least 1"):
         search.search([], trials=0, study=tmp_path / "study.db")
+    with pytest.raises(KbrError, match=r"trials must be a whole number, like 1; got 1.3"):
+        search.search(["trials=1.3"], trials=1, study=tmp_path / "study.db")
 
 
 @pytest.mark.filterwarnings("ignore")  # Optuna's own, about what is experimental
-def test_a_search_goes_on_and_ends_with_a_command(search, tmp_path, capsys):
+def test_a_search_goes_on_prunes_and_ends_with_a_command(search, tmp_path, capsys, monkeypatch):
     given = [
         "data=dsprites",
         "data.n_train=30",
@@ -170,3 +172,7 @@ def test_a_search_goes_on_and_ends_with_a_command(search, tmp_path, capsys):
     assert f"model.filter.lr={best.params['model.filter.lr']:.4g}" in printed
     assert "python train.py data=dsprites" in printed
     assert best.value > 0
+    pruner = sys.modules["optuna"].pruners.MedianPruner
+    monkeypatch.setattr(pruner, "prune", lambda self, study, trial: trial.number == 2)
+    search.search([*given, "model.filter.lr=interval(1e-3,1e-2)"], trials=3, study=study)
+    assert "[3/3] pruned" in capsys.readouterr().out

@@ -91,7 +91,7 @@ def test_every_row_is_in_one_share(n, world):
     assert n < 100 * world or all(share[0] % 100 == 0 for share in rows)
 
 
-@pytest.mark.parametrize("pieces", [2, 5, 8])
+@pytest.mark.parametrize("pieces", [3, 5, 8])
 def test_sums_of_halves_are_those_of_one_worker_to_the_last_bit(pieces):
     """So that training, which makes much of rounding, ends alike."""
     _, x, phi = points(30 * pieces - 7)
