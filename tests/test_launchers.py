@@ -31,7 +31,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "results.csv").open() as file:
-        return list(csv.DictReader(file))
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
 
 
 def test_all_processes_of_a_launcher_have_one_id():
@@ -71,25 +71,29 @@ def test_cells_of_a_sweep_are_one_process_each(tmp_path):
 @pytest.mark.timeout(1500)
 def test_a_joblib_sweep_killed_half_way_is_completed_by_the_same_command(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    cells = [*SMALL, "data.sigma_x=0.1,0.2,0.3,0.4", "seed=0,1"]
     joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    arguments = [*SMALL, *joblib, "data.sigma_x=0.1,0.2,0.3,0.4", "seed=0,1"]
-    killed = start(tmp_path, *arguments)
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    killed = start(cut, *cells, *joblib)
     deadline = time.monotonic() + 600
-    while len(list(tmp_path.glob("*/run.json"))) < 4 and time.monotonic() < deadline:
+    while len(list(cut.glob("*/run.json"))) < 4 and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
-    finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/run.json")}
+    finished = {path: path.stat().st_mtime_ns for path in cut.glob("*/run.json")}
     assert 4 <= len(finished) < 8
-    again = start(tmp_path, *arguments)
+    for begun in {path.parent for path in cut.glob("*/.hydra")} - {p.parent for p in finished}:
+        (begun / "metrics.json").write_text('{"test/mse": 0.')  # what a killed process may leave
+        (begun / ".results.csv.1.tmp").write_text("data,model")
+    again = start(cut, *cells, *joblib)
     printed, errors = again.communicate(timeout=600)
     assert again.returncode == 0, errors
     assert printed.count("already finished") == len(finished)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
-    found = [(row["data.sigma_x"], row["seed"]) for row in rows(tmp_path)]
-    wanted = {(sigma, seed) for sigma in ("0.1", "0.2", "0.3", "0.4") for seed in "01"}
-    assert len(found) == 8
-    assert set(found) == wanted
+    uninterrupted = start(whole, *cells)
+    assert "[8/8]" in uninterrupted.communicate(timeout=600)[0]
+    assert len(rows(cut)) == 8
+    assert rows(cut) == rows(whole)
 
 
 @pytest.fixture
@@ -141,10 +145,12 @@ def test_a_search_that_has_nothing_to_search_says_so(search, tmp_path):
         search.search(["data=rotation", "model=iw"], trials=1, study=tmp_path / "study.db")
     with pytest.raises(KbrError, match="at least 1"):
         search.search([], trials=0, study=tmp_path / "study.db")
+    with pytest.raises(KbrError, match=r"trials must be a whole number, like 1; got 1.3"):
+        search.search(["trials=1.3"], trials=1, study=tmp_path / "study.db")
 
 
 @pytest.mark.filterwarnings("ignore")  # Optuna's own, about what is experimental
-def test_a_search_goes_on_and_ends_with_a_command(search, tmp_path, capsys):
+def test_a_search_goes_on_prunes_and_ends_with_a_command(search, tmp_path, capsys, monkeypatch):
     given = [
         "data=dsprites",
         "data.n_train=30",
@@ -166,3 +172,7 @@ def test_a_search_goes_on_and_ends_with_a_command(search, tmp_path, capsys):
     assert f"model.filter.lr={best.params['model.filter.lr']:.4g}" in printed
     assert "python train.py data=dsprites" in printed
     assert best.value > 0
+    pruner = sys.modules["optuna"].pruners.MedianPruner
+    monkeypatch.setattr(pruner, "prune", lambda self, study, trial: trial.number == 2)
+    search.search([*given, "model.filter.lr=interval(1e-3,1e-2)"], trials=3, study=study)
+    assert "[3/3] pruned" in capsys.readouterr().out

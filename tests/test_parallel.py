@@ -20,7 +20,13 @@ from kbr.app.trainer import launch_of, trainer_settings
 from kbr.core.errors import KbrError
 from kbr.core.objectives import feature_loss, feature_sums
 from kbr.training.lstm_module import LSTMModule
-from kbr.training.workers import check_workers, is_lost, loss_over_workers, rows_of
+from kbr.training.workers import (
+    check_workers,
+    is_lost,
+    loss_over_workers,
+    rows_of,
+    sums_by_pieces,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMON = [
@@ -56,7 +62,7 @@ def work(rank: int, world: int, folder: Path) -> None:
     encoder, x, phi = points()
     encode = DistributedDataParallel(encoder)
     mine = rows_of(rank, world, len(x), piece=30)  # 30 and 31, or three times about 20
-    part = feature_sums(encode(x[mine]), phi[mine])
+    part = sums_by_pieces(encode(x[mine]), phi[mine], piece=30)
     loss, total = loss_over_workers(part, lam=1e-4)
     torch.autograd.backward(loss)
     gradient = [p.grad for p in encoder.parameters()]
@@ -83,6 +89,21 @@ def test_every_row_is_in_one_share(n, world):
     assert [row for share in rows for row in share] == list(range(n))
     assert all(rows)
     assert n < 100 * world or all(share[0] % 100 == 0 for share in rows)
+
+
+@pytest.mark.parametrize("pieces", [3, 5, 8])
+def test_sums_of_halves_are_those_of_one_worker_to_the_last_bit(pieces):
+    """So that training, which makes much of rounding, ends alike."""
+    _, x, phi = points(30 * pieces - 7)
+    whole = sums_by_pieces(x, phi, piece=30)
+    shares = [rows_of(rank, 2, len(x), piece=30) for rank in range(2)]
+    first, second = (sums_by_pieces(x[mine], phi[mine], piece=30) for mine in shares)
+    both = first + second
+    assert torch.equal(both.second, whole.second)
+    assert torch.equal(both.cross, whole.cross)
+    assert both.energy == whole.energy
+    assert both.n == whole.n == len(x)
+    torch.testing.assert_close(whole.second, feature_sums(x, phi).second, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize(("n", "world"), [(41, 2), (41, 3), (7, 7)])
@@ -128,12 +149,15 @@ def plain_environment(monkeypatch):
 
 
 @pytest.mark.usefixtures("plain_environment")
-def test_settings_of_every_trainer(capsys):
+def test_settings_of_every_trainer(capsys, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert settings("cpu")["devices"] == settings("auto")["devices"] == 1
     assert settings("ddp_cpu")["devices"] == 2
     assert settings("ddp_cpu")["num_nodes"] == 1
-    assert settings("ddp_cpu", devices=1000)["devices"] == 1000
-    assert "1000 workers share" in capsys.readouterr().out
+    assert settings("ddp_cpu", devices=8)["devices"] == 8
+    assert "8 workers share 2" in capsys.readouterr().out
+    with pytest.raises(KbrError, match=r"devices=64, and this machine has 2 CPU.*at most 2"):
+        settings("ddp_cpu", devices=64)
 
 
 @pytest.mark.usefixtures("plain_environment")

@@ -17,6 +17,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.cli import stop
+from kbr.app.config_numbers import check_numbers
 from kbr.app.methods import Method, Outcome
 from kbr.app.monitoring import log_outcome
 from kbr.app.own.problem import OwnData
@@ -36,7 +37,7 @@ from kbr.app.run_folder import (
     write_rows,
 )
 from kbr.app.trainer import launch_of, trainer_settings
-from kbr.app.uncertainty_figures import uncertainty_metrics
+from kbr.app.uncertainty_figures import trial_coverage, uncertainty_metrics
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError, Preempted
 
@@ -99,6 +100,7 @@ def _work(config: DictConfig, folder: Path) -> None:
 
 
 def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
+    check_numbers(config, HydraConfig.get().runtime.choices)
     torch.set_num_threads(config.trainer.threads)
     seeds = trial_seeds(config)
     problem, method = build(config)
@@ -189,6 +191,7 @@ def write_outcome(
     rmse = (outcome.mean - outcome.truth).square().mean(-2).sqrt()  # [trials, dz]
     for name, values in zip(outcome.labels or (), rmse.unbind(-1), strict=False):
         metrics[f"test/rmse/{name}"] = float(values.mean())
+    shares = trial_coverage(outcome)
     rows = [
         {
             **problem.columns(),
@@ -196,6 +199,7 @@ def write_outcome(
             "seed": seed,
             **{name: _tidy(float(values[i])) for name, values in outcome.chosen.items()},
             "mse": float(mse[i]),
+            **{name: float(share[i]) for name, share in shares.items()},
             **{f"rmse {n}": float(rmse[i, k]) for k, n in enumerate(outcome.labels or ())},
             "seconds": round((outcome.fit_seconds + outcome.test_seconds) / len(seeds), 4),
         }

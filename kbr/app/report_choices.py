@@ -9,7 +9,8 @@ import numpy as np
 from kbr.app.html_table import Cell, table
 from kbr.app.sections import COLUMNS, Row, Section
 
-NOT_CHOSEN = {"data", "model", "seed", "mse", "seconds", *COLUMNS.values()}
+MEASURED = {"mse", "coverage_90", "coverage_90_raw", "seconds"}
+NOT_CHOSEN = {"data", "model", "seed", *MEASURED, *COLUMNS.values()}
 EDGE = re.compile(
     r"(?P<name>\w+) at the (?P<end>lower|upper) edge \((?P<value>.+)\) in (?P<n>\d+) "
 )

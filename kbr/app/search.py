@@ -22,6 +22,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.cli import CONFIGS, stop
+from kbr.app.config_numbers import check_numbers
 from kbr.core.errors import KbrError, Preempted
 
 # Searched where the config has the key and the command line names no range of its own.
@@ -132,7 +133,9 @@ def suggestion(trial: Any, override: Override) -> Value:
 
 def composed(overrides: Sequence[str]) -> DictConfig:
     with initialize_config_dir(CONFIGS, version_base="1.3"):
-        return compose("train", overrides=list(overrides))
+        config = compose("train", overrides=list(overrides), return_hydra_config=True)
+    check_numbers(config, config.hydra.runtime.choices)
+    return config
 
 
 def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> float:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from kbr.core.errors import KbrError
 
+WORKERS_A_CORE = 4  # more is a mistake
 STRATEGY = "kbr_ddp"  # Lightning's DDP with our time limit, under a name of its own
 
 
@@ -104,6 +105,11 @@ def _devices(trainer: DictConfig, launch: Launch) -> int:
         raise KbrError(
             f"trainer.devices={devices}, and this machine has {there} GPU(s). Lower "
             "trainer.devices."
+        )
+    if devices > WORKERS_A_CORE * there:
+        raise KbrError(
+            f"trainer.devices={devices}, and this machine has {there} CPU core(s): so many "
+            f"workers have memory and no time. Use at most {there}."
         )
     if devices > there and launch.is_first:
         print(f"  note: {devices} workers share {there} CPU cores; fewer are faster")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from torch import Tensor
 
 from kbr.app.methods import Outcome
 from kbr.app.style import STYLE, save
@@ -19,15 +20,23 @@ LEVELS = tuple(k / 20 for k in range(1, 20))
 CALIBRATED, RAW = "#0072B2", "#E69F00"
 
 
+def trial_coverage(outcome: Outcome) -> dict[str, Tensor]:
+    """Share of truths in their 90 % regions, one number a trial: calibrated, and of the weights."""
+    if outcome.evidence is None or outcome.cov is None or outcome.shown_cov is None:
+        return {}
+    mean, truth = outcome.mean.double(), outcome.truth.double()
+    covs = {"coverage_90": outcome.shown_cov, "coverage_90_raw": outcome.cov}
+    return {n: coverage(mean, cov.double(), truth, level=0.9) for n, cov in covs.items()}
+
+
 def uncertainty_metrics(outcome: Outcome) -> dict[str, float]:
     """Coverage of 90 % regions, CRPS and energy score of the calibrated beliefs, averaged."""
-    if outcome.cov is None or outcome.shown_cov is None:
+    shares = trial_coverage(outcome)
+    if outcome.shown_cov is None or not shares:
         return {}
     mean, cov, truth = (t.double() for t in (outcome.mean, outcome.shown_cov, outcome.truth))
-    raw = coverage(mean, outcome.cov.double(), truth, level=0.9)
     return {
-        "test/coverage_90": float(coverage(mean, cov, truth, level=0.9).mean()),
-        "test/coverage_90_raw": float(raw.mean()),
+        **{f"test/{name}": float(share.mean()) for name, share in shares.items()},
         "test/crps": float(gaussian_crps(mean, cov, truth).mean()),
         "test/energy_score": float(gaussian_energy_score(mean, cov, truth).mean()),
     }

@@ -1,5 +1,6 @@
 """From what users pass (numpy, torch, lists) to checked tensors; errors say what to change."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,7 +48,13 @@ def check_positive(value: float | Tensor, *, name: str) -> None:
     if torch.compiler.is_compiling():  # a traced value has no sign yet
         return
     tensor = torch.as_tensor(value)
-    if tensor.device.type != "meta" and not bool(((tensor > 0) & torch.isfinite(tensor)).all()):
+    if tensor.device.type == "meta":
+        return
+    if tensor.numel() == 1:  # asked at every step of a filter: one look is quickest
+        good = 0 < float(tensor) < math.inf
+    else:
+        good = bool(((tensor > 0) & torch.isfinite(tensor)).all())
+    if not good:
         shown = value if isinstance(value, int | float) else tensor.flatten()[:3].tolist()
         raise KbrError(
             f"{name} must be a finite number greater than zero; got {shown}. Set {name} > 0."

@@ -16,6 +16,7 @@ from kbr.core.errors import KbrError
 from kbr.core.inputs import check_positive
 
 MEDIAN_POINTS = 2000  # above this, the median is taken over an evenly spaced subset
+FEW_COORDINATES = 32  # up to here, one point's distances are quickest from the differences
 
 
 def squared_distances(
@@ -94,8 +95,11 @@ class Kernel:
         width = torch.as_tensor(self.bandwidth, dtype=b.dtype, device=b.device)
         area = width.square()[..., None, None]
         rounding = 4 * math.sqrt(b.shape[-1]) * torch.finfo(b.dtype).eps
+        few = b.shape[-1] <= FEW_COORDINATES
 
         def cross(a: Tensor) -> Tensor:
+            if few and a.shape[-2] == 1:  # a step of a stream
+                return self.profile((b - a).square().sum(-1).unsqueeze(-2) / area)
             a = a - centre
             squares = a.square().sum(-1).unsqueeze(-1) + norms
             distances = squares - a @ twice

@@ -17,7 +17,7 @@ from kbr.core.rules import ImportanceWeightedRule
 from kbr.core.tables import blocks
 from kbr.training.data import Batch
 from kbr.training.sequence_module import PIECE, WHOLE, SequenceModule
-from kbr.training.workers import loss_in_parts, loss_over_workers, rows_of
+from kbr.training.workers import loss_in_parts, loss_over_workers, rows_of, sums_by_pieces
 
 COLLAPSED = 0.01  # features that explain less than this share of the targets explain nothing
 
@@ -76,14 +76,11 @@ class FeatureModule(SequenceModule):
         if isinstance(x, FileRows) or (len(x) > WHOLE and not self.mixes_rows):
             weights = [p for p in self.encoder.parameters() if p.requires_grad]
             loss, total = loss_in_parts(weights, lambda: self.parts(x, z), lam=self.lam)
-            self.log_loss(loss.detach(), total)
-            return loss
-        part = feature_sums(self.train_features(x), self.targets(z))
-        if world == 1:
-            loss, total = loss_from_sums(part, lam=self.lam), part
         else:
+            part = sums_by_pieces(self.train_features(x), self.targets(z), piece=PIECE)
             loss, total = loss_over_workers(part, lam=self.lam)
-        self.log_loss(loss.detach(), total)
+        self.log_sometimes("train/loss", loss.detach())
+        self.log_sometimes("train/explained", 1 - loss.detach() * total.n / total.energy)
         return loss
 
     def parts(self, x: Tensor | FileRows, z: Float[Tensor, "n dz"]) -> Iterator[FeatureSums]:
@@ -92,10 +89,6 @@ class FeatureModule(SequenceModule):
             some = x[rows]
             seen = some.read().to(self.x_mean) if isinstance(some, FileRows) else some
             yield feature_sums(self.train_features(seen, number), self.targets(z[rows]))
-
-    def log_loss(self, loss: Tensor, total: FeatureSums) -> None:
-        self.log_sometimes("train/loss", loss)
-        self.log_sometimes("train/explained", 1 - loss * total.n / total.energy)
 
     def validation_step(self, batch: Batch, index: int) -> None:
         x, z = batch

@@ -5,10 +5,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.objectives import FeatureSums, add_up, loss_and_cotangents, share_of_loss
+from kbr.core.objectives import (
+    FeatureSums,
+    add_up,
+    feature_sums,
+    loss_and_cotangents,
+    share_of_loss,
+)
 
 # What gloo, NCCL and the store say when the other end is gone.
 LOST = re.compile(r"closed by peer|reset by peer|broken pipe|timed? ?out|gloo|nccl|store", re.I)
@@ -26,6 +33,22 @@ def rows_of(rank: int, world: int, n: int, *, piece: int) -> slice:
     return slice(start, end)
 
 
+def sums_by_pieces(
+    psi: Float[Tensor, "n d"], phi: Float[Tensor, "n p"], *, piece: int
+) -> FeatureSums:
+    """The sums, piece by piece and added up in halves, as two workers with a half each do.
+
+    Floating-point sums depend on their order: in this one, one worker and two round alike.
+    """
+
+    def added(parts: list[FeatureSums]) -> FeatureSums:
+        half = len(parts) // 2
+        return added(parts[:half]) + added(parts[half:]) if half else parts[0]
+
+    pieces = zip(torch.split(psi, piece), torch.split(phi, piece), strict=True)
+    return added([feature_sums(*rows) for rows in pieces])
+
+
 def sum_over_workers(part: FeatureSums) -> FeatureSums:
     """The sums over all workers' points, without a graph; one message of d (d + p) + 2 numbers."""
     values = (part.second, part.cross, part.energy, part.energy.new_tensor(float(part.n)))
@@ -40,11 +63,13 @@ def loss_over_workers(part: FeatureSums, *, lam: float) -> tuple[Tensor, Feature
     """The loss of all workers' points, and their sums; `part` are the sums of this one's.
 
     Its gradient is `world` times this worker's share of the full gradient: Lightning and PyTorch
-    average gradients over the workers, and so arrive at the full one.
+    average gradients over the workers, and so arrive at the full one. A single worker goes the same
+    way, so that it rounds alike.
     """
-    total = sum_over_workers(part)
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    total = sum_over_workers(part) if world > 1 else part.detach()
     value, cotangents = loss_and_cotangents(total, lam=lam)
-    share = dist.get_world_size() * share_of_loss(part, cotangents)
+    share = world * share_of_loss(part, cotangents)
     return share + (value - share).detach(), total
 
 

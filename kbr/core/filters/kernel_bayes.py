@@ -1,5 +1,6 @@
 """The kernel Bayes filter: no model of the dynamics or the sensor, only training sequences."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -119,9 +120,11 @@ class KernelBayesFilter(StoredFilter):
                 f"a step takes one observation x of shape {list(fitted.expected)}; got "
                 f"{list(one.shape)}. For whole sequences use filter(x)."
             )
-        row = one.to(operators.points).reshape(fitted.row)
-        seen = row.isfinite().all(-1)
-        query = operators.update.observe(row.nan_to_num(0.0, 0.0, 0.0))
+        row, seen = one.to(operators.points).reshape(fitted.row), fitted.seen
+        if not math.isfinite(row.sum()):  # finite: so is every number in it
+            seen = row.isfinite().all(-1)
+            row = row.nan_to_num(0.0, 0.0, 0.0)
+        query = operators.update.observe(row)
         prior = operators.start(1) if belief.steps == 0 else None
         made = operators.step(prior, belief.state.unsqueeze(-2), query, seen, fitted.lam)
         return self._belief(made, belief.steps + 1)

@@ -44,13 +44,15 @@ class Fitted:
     expected: torch.Size = field(init=False)
     row: tuple[int, ...] = field(init=False)
     lam: Tensor = field(init=False)
+    seen: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        """What every step asks for, once: shapes of an observation, and lam for one sequence."""
+        """What every step asks for, once: an observation's shapes, lam, and that it is there."""
         batch, width = self.stored.z.shape[:-2], self.stored.x.shape[-1]
         object.__setattr__(self, "expected", torch.Size((*batch, *self.stored.shape)))
         object.__setattr__(self, "row", (*batch, 1, width))
         object.__setattr__(self, "lam", self.stored.choice.lam.unsqueeze(-1))
+        object.__setattr__(self, "seen", torch.ones_like(self.lam, dtype=torch.bool))
 
 
 class StoredFilter:
