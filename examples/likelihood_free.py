@@ -5,7 +5,7 @@ the observation; of eight shares the best one is taken for the mean and, again, 
 the very errors that are reported. Run with:
 
     python examples/likelihood_free.py
-    python examples/likelihood_free.py --problem nonlinear --observations 30 --picture nonlinear.png
+    python examples/likelihood_free.py --observations 40 --picture posterior.png
 """
 
 import argparse
@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problem", choices=[*PROBLEMS, "both"], default="both")
     parser.add_argument("--simulations", type=int, default=1000)
-    parser.add_argument("--observations", type=int, default=6)
+    parser.add_argument("--observations", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--picture", type=Path)

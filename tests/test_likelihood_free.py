@@ -66,15 +66,15 @@ def test_further_rounds_simulate_where_the_posterior_is():
 
 @pytest.mark.parametrize("given", ["ratio", "prior"])
 def test_another_prior_than_that_of_the_simulations(given):
-    """Simulated from N(0, 2), wanted under N(0, 1): by the known ratio, and by KuLSIF's."""
+    """Simulated from N(0, 2), wanted under N(0, 1/4): by the known ratio, and by KuLSIF's."""
     z = 2**0.5 * normal(0, 600, 2)
     x = simulator()(z)
-    ratio = torch.exp(-0.25 * z.square().sum(-1))
-    known = {"ratio": ratio, "prior": Embedding.from_samples(normal(2, 400, 2))}
-    far = torch.tensor([2.0, 0.0], dtype=torch.float64)
+    ratio = torch.exp(-1.75 * z.square().sum(-1))
+    known = {"ratio": ratio, "prior": Embedding.from_samples(0.5 * normal(2, 400, 2))}
+    far = torch.tensor([1.5, 0.0], dtype=torch.float64)
     post = posterior_from_simulations(z, x, far, **{given: known[given]})
-    wanted, other = exact(far)[0], exact(far, 2.0)[0]
-    assert (post.mean - wanted).norm() < 0.5 * (post.mean - other).norm()
+    wanted, other = exact(far, 0.25)[0], exact(far, 2.0)[0]
+    assert (post.mean - wanted).norm() < 0.67 * (other - wanted).norm()
 
 
 def test_the_spread_follows_the_observation():
@@ -179,8 +179,7 @@ def test_leave_one_out_residuals_are_those_of_refitting():
     x, t = normal(0, 15, 2), normal(1, 15, 1)
     r = torch.rand(15, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) + 0.5
     r = r / r.mean()
-    kernel, ones = Gaussian(), torch.ones(15, dtype=torch.float64)
-    whole = kernel_regression(kernel, x, t, r, ones, scales=[2.0], lams=[0.1])
+    whole = kernel_regression(Gaussian(), x, t, r, scales=[2.0], lams=[0.1])
     psi = whole.features.train
     for i in range(15):
         keep = torch.arange(15) != i
@@ -198,11 +197,11 @@ def test_leave_one_out_residuals_are_those_of_refitting():
 
 def test_the_example_beats_rejection_and_draws(tmp_path, monkeypatch, capsys):
     """A small run of it: errors well below those of the best rejection, and a picture."""
-    arguments = ["--problem", "nonlinear", "--simulations", "300", "--observations", "3"]
+    arguments = ["--problem", "linear", "--simulations", "300", "--observations", "3"]
     path = tmp_path / "posterior.png"
     monkeypatch.setattr(sys, "argv", ["likelihood_free.py", *arguments, "--picture", str(path)])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[:2] for row in rows] == [["nonlinear", "mean"], ["nonlinear", "variance"]]
-    assert float(rows[0][-1]) < 0.9
+    assert [row[:2] for row in rows] == [["linear", "mean"], ["linear", "variance"]]
+    assert all(float(row[-1]) < 0.5 for row in rows)
     assert path.stat().st_size > 1000

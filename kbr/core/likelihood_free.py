@@ -2,8 +2,8 @@
 
 Only a prior and a simulator z -> x are needed (approximate Bayesian computation). One run:
 
-1. Simulate from the prior; regress z on x, importance-weighted, ridge and bandwidth by
-   leave-one-out where x is near the observation.
+1. Simulate from the prior; regress z on x among the simulations nearest the observation,
+   importance-weighted, ridge and bandwidth by leave-one-out.
 2. Move every simulated z to the observation, m(x) + e_i, by its residual e_i = z_i - m(x_i). A
    second regression, of log e^2 on x, scales the residuals to their size at x, and the weights of
    a third, of their products on x, weigh them: their law may depend on x.
@@ -39,7 +39,8 @@ MINIMUM = 10  # simulations, below which nothing can be left out
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0)  # wide bandwidths with small ridges are polynomials
 MEAN_LAMS = tuple(10.0**k for k in range(-9, 1))
 SHAPE_LAMS = tuple(10.0**k for k in range(-3, 4))
-NEAR = 0.2  # share of the simulations whose errors choose ridge and bandwidth of the mean
+NEAR = 0.5  # share of the simulations, the nearest to the observation, that is used
+SLACK = 1.01  # the window ends a little beyond the last of them
 FLOOR = 1e-3  # of the mean squared residual, added before its logarithm
 LARGEST_CHANGE = 4.0  # of a residual's log variance between two simulations
 FIRST = 0.3  # share of the budget that is simulated from the prior
@@ -181,34 +182,37 @@ def _posterior(z: Tensor, x: Tensor, seen: Tensor, r: Tensor, kernel: Kernel) ->
     x, seen = (x - centre) / spread, (seen - centre) / spread
     middle, unit = centre_and_spread(z, r)
 
-    def regression(target: Tensor, focus: Tensor, lams: Sequence[float]) -> KernelRegression:
-        return kernel_regression(kernel, x, target, r, focus, scales=SCALES, lams=lams)
+    local = r * _window(x, seen)
+    used = local > 0
+    x, local = x[used], local[used]
 
-    mean = regression((z - middle) / unit, _focus(x, seen, r), MEAN_LAMS)
+    def regression(target: Tensor, lams: Sequence[float]) -> KernelRegression:
+        return kernel_regression(kernel, x, target, local, scales=SCALES, lams=lams)
+
+    mean = regression(((z - middle) / unit)[used], MEAN_LAMS)
     errors = mean.residuals(power=0.5)
     small = FLOOR * errors.square().mean(0) + torch.finfo(errors.dtype).tiny
-    sizes = regression((errors.square() + small).log(), r, SHAPE_LAMS)
+    sizes = regression((errors.square() + small).log(), SHAPE_LAMS)
     change = sizes.predict(seen) - (sizes.target - sizes.residuals(power=0.0))
     errors = errors * (0.5 * change.clamp(-LARGEST_CHANGE, LARGEST_CHANGE)).exp()
     i, j = torch.triu_indices(z.shape[1], z.shape[1])
     products = errors[:, i] * errors[:, j]
-    shape = regression(products / centre_and_spread(products, r)[1], r, SHAPE_LAMS)
+    shape = regression(products / centre_and_spread(products, local)[1], SHAPE_LAMS)
     weights = shape.weights(seen).clamp_min(0)
     weights = weights / weights.sum()  # before clipping they sum to one: some are positive
     moved = mean.predict(seen) + errors - weights @ errors
     return Embedding(middle + unit * moved, weights)
 
 
-def _focus(x: Tensor, seen: Tensor, r: Tensor) -> Tensor:
-    """Weights of the errors that choose: the ratio, times a window of the nearest simulations.
+def _window(x: Tensor, seen: Tensor) -> Tensor:
+    """One minus the squared distance from the observation, zero outside the nearest simulations.
 
-    Any function of x may multiply the ratio: it leaves z given x as it is.
+    Any function of x may multiply the ratio: it leaves the law of z given x as it is.
     """
     distance = torch.linalg.vector_norm(x - seen, dim=-1)
     reach = distance.kthvalue(max(int(NEAR * len(x)), MINIMUM)).values
-    window = (1 - (distance / reach.clamp_min(1e-300)).square()).clamp_min(0)
-    focus = r * window
-    return focus if bool(focus.sum() > 0) else r
+    window = 1 - (distance / (SLACK * reach).clamp_min(torch.finfo(x.dtype).tiny)).square()
+    return window.clamp_min(0)
 
 
 def _ratio(z: Tensor, ratio: ArrayLike | None, prior: Embedding | None) -> Tensor:

@@ -71,20 +71,16 @@ def kernel_regression(
     points: Float[Tensor, "n d"],
     target: Float[Tensor, "n k"],
     ratio: Float[Tensor, "n"],
-    focus: Float[Tensor, "n"],
     *,
     scales: Sequence[float],
     lams: Sequence[float],
 ) -> KernelRegression:
-    """The regression whose leave-one-out error is smallest, among bandwidth scales and ridges.
-
-    `focus` weighs the errors: where the prediction is wanted.
-    """
+    """The regression of the smallest weighted leave-one-out error, among scales and ridges."""
     found = [
         candidate
         for scale in scales
         for candidate in _candidates(
-            replace(kernel, bandwidth=None, scale=scale), points, target, ratio, focus, lams
+            replace(kernel, bandwidth=None, scale=scale), points, target, ratio, lams
         )
     ]
     return min(found, key=lambda candidate: candidate.score)
@@ -95,7 +91,6 @@ def _candidates(
     points: Tensor,
     target: Tensor,
     ratio: Tensor,
-    focus: Tensor,
     lams: Sequence[float],
 ) -> list[KernelRegression]:
     """One bandwidth with every ridge: they share one eigendecomposition."""
@@ -110,6 +105,6 @@ def _candidates(
     found = []
     for lam in lams:
         one = replace(made, lam=lam)
-        error = (focus * one.residuals(power=1.0).square().sum(-1)).sum() / focus.sum()
+        error = (r * one.residuals(power=1.0).square().sum(-1)).mean()
         found.append(replace(one, score=float(error.nan_to_num(torch.inf))))
     return found
