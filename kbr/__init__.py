@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         posterior_from_simulations,
         posterior_from_simulator,
     )
+    from kbr.core.mixtures import Mixture
+    from kbr.core.per_coordinate import PerCoordinate
     from kbr.core.ratios import ExactRatio, KuLSIF, RuLSIF
     from kbr.core.rule_tuning import tune_rule
     from kbr.core.rules import ImportanceWeightedRule, OriginalRule
@@ -51,9 +53,11 @@ _HOME = {
     "Linear": "kernels",
     "Matern32": "kernels",
     "Matern52": "kernels",
+    "Mixture": "mixtures",
     "Nystroem": "features",
     "OriginalRule": "rules",
     "ParticleFilter": "filters.particle",
+    "PerCoordinate": "per_coordinate",
     "PivotedCholesky": "features",
     "RandomFourier": "features",
     "RuLSIF": "ratios",
@@ -88,10 +92,12 @@ __all__ = [  # noqa: RUF022  (grouped as a reader meets them)
     "Matern32",
     "Matern52",
     "Linear",
+    "PerCoordinate",
     "PivotedCholesky",
     "Nystroem",
     "RandomFourier",
     "Identity",
+    "Mixture",
     "StateSpaceModel",
     "KalmanFilter",
     "ExtendedKalmanFilter",

@@ -23,8 +23,10 @@ from kbr import (
     Linear,
     Matern32,
     Matern52,
+    Mixture,
     Nystroem,
     OriginalRule,
+    PerCoordinate,
     PivotedCholesky,
     RandomFourier,
     RuLSIF,
@@ -35,8 +37,8 @@ from kbr import (
 from kbr.core import uncertainty
 from kbr.core.calibration import calibrate
 
-KERNELS = [Gaussian, Laplace, Matern32, Matern52, Linear]
-MAPS = [PivotedCholesky, Nystroem, RandomFourier, Identity]
+KERNELS = [Gaussian, Laplace, Matern32, Matern52, Linear, PerCoordinate]
+MAPS = [PivotedCholesky, Nystroem, RandomFourier, Identity, Mixture]
 SCALES = [1.0, 1e-3, 1e4, 1e-30, 1e30, 1e-150, 1e150]
 TYPES = ["float64", "float32", "int64", "uint8", "bool"]
 

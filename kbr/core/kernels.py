@@ -92,8 +92,8 @@ class Kernel:
         width = self.widths(a)
         return self.profile(squared_distances(a / width, b / width))
 
-    def widths(self, points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b 1 w"]:
-        """What points are divided by: one bandwidth, or one for each coordinate."""
+    def widths(self, points: Float[Tensor, "*b n d"]) -> Tensor:
+        """What points are divided by: one bandwidth, [*b 1 1]; a subclass may have [*b 1 d]."""
         width = torch.as_tensor(self.bandwidth, dtype=points.dtype, device=points.device)
         return width[..., None, None]
 

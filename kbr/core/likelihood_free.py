@@ -209,7 +209,7 @@ def _window(x: Tensor, seen: Tensor) -> Tensor:
 
     Any function of x may multiply the ratio: it leaves the law of z given x as it is.
     """
-    distance = torch.linalg.vector_norm(x - seen, dim=-1)
+    distance: Tensor = torch.linalg.vector_norm(x - seen, dim=-1)
     reach = distance.kthvalue(max(int(NEAR * len(x)), MINIMUM)).values
     window = 1 - (distance / (SLACK * reach).clamp_min(torch.finfo(x.dtype).tiny)).square()
     return window.clamp_min(0)
