@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from kbr.core.filters.state_space import StateSpaceModel
     from kbr.core.filters.unscented_kalman import UnscentedKalmanFilter
     from kbr.core.kernels import Gaussian, Laplace, Linear, Matern32, Matern52
+    from kbr.core.likelihood_free import (
+        SimulationPosterior,
+        posterior_from_simulations,
+        posterior_from_simulator,
+    )
+    from kbr.core.mixtures import Mixture
+    from kbr.core.per_coordinate import PerCoordinate
     from kbr.core.ratios import ExactRatio, KuLSIF, RuLSIF
     from kbr.core.rule_tuning import tune_rule
     from kbr.core.rules import ImportanceWeightedRule, OriginalRule
@@ -46,15 +53,20 @@ _HOME = {
     "Linear": "kernels",
     "Matern32": "kernels",
     "Matern52": "kernels",
+    "Mixture": "mixtures",
     "Nystroem": "features",
     "OriginalRule": "rules",
     "ParticleFilter": "filters.particle",
+    "PerCoordinate": "per_coordinate",
     "PivotedCholesky": "features",
     "RandomFourier": "features",
     "RuLSIF": "ratios",
+    "SimulationPosterior": "likelihood_free",
     "StateSpaceModel": "filters.state_space",
     "TransitionRatio": "filters.known_transition",
     "UnscentedKalmanFilter": "filters.unscented_kalman",
+    "posterior_from_simulations": "likelihood_free",
+    "posterior_from_simulator": "likelihood_free",
     "tune_rule": "rule_tuning",
 }
 
@@ -67,6 +79,9 @@ __all__ = [  # noqa: RUF022  (grouped as a reader meets them)
     "ExactRatio",
     "TransitionRatio",
     "Embedding",
+    "posterior_from_simulator",
+    "posterior_from_simulations",
+    "SimulationPosterior",
     "KernelBayesFilter",
     "Belief",
     "FilterResult",
@@ -77,10 +92,12 @@ __all__ = [  # noqa: RUF022  (grouped as a reader meets them)
     "Matern32",
     "Matern52",
     "Linear",
+    "PerCoordinate",
     "PivotedCholesky",
     "Nystroem",
     "RandomFourier",
     "Identity",
+    "Mixture",
     "StateSpaceModel",
     "KalmanFilter",
     "ExtendedKalmanFilter",

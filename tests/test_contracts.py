@@ -43,7 +43,10 @@ def feature_maps():
 
 
 KERNELS, MAPS, RULES = subclasses(Kernel), feature_maps(), subclasses(Rule)
-CONTROL_FLOW = {"PivotedCholesky"}  # the number of features depends on values: no meta device
+CONTROL_FLOW = {
+    "PivotedCholesky",
+    "Mixture",
+}  # the number of features depends on values: no meta device
 
 
 def points(seed, *shape, dtype=torch.float64):

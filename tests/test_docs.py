@@ -26,7 +26,7 @@ def test_readme_code_runs():
     "ignore:You are using `torch.load` with `weights_only=False`",
     "ignore:`lr_scheduler.step..` before",
 )
-@pytest.mark.parametrize("name", ["quickstart", "deploying", "uncertainty"])
+@pytest.mark.parametrize("name", ["quickstart", "deploying", "uncertainty", "likelihood_free"])
 def test_a_page_of_code_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made: dict[str, object] = {}

@@ -63,17 +63,22 @@ class Embedding:
         """
         total = safe_total(self.weights)
         centred = self.points - self.points.mean(-2, keepdim=True)  # offsets cost no digits
+        unit = centred.abs().amax(-2, keepdim=True)  # squares of what is huge or tiny: in range
+        unit = torch.where(unit > 0, unit, torch.ones_like(unit))
+        centred = centred / unit
         mean = self._average(centred) / total.unsqueeze(-1)
         outer = centred.unsqueeze(-1) * centred.unsqueeze(-2)
         second = self._average(outer.flatten(-2)).reshape(*mean.shape, mean.shape[-1])
         raw = second / total[..., None, None] - mean.unsqueeze(-1) * mean.unsqueeze(-2)
-        return positive_part(raw)
+        return unit * positive_part(raw) * unit.mT
 
     @property
     def effective_sample_size(self) -> Float[Tensor, "*c"]:
         """Math: (sum_i w_i)^2 / sum_i w_i^2, between 0 and n."""
-        squares = self.weights.square().sum(-1)
-        ratio = self.weights.sum(-1).square() / squares.clamp_min(torch.finfo(squares.dtype).tiny)
+        size = self.weights.abs().amax(-1, keepdim=True)
+        share = self.weights / torch.where(size > 0, size, torch.ones_like(size))
+        squares = share.square().sum(-1)
+        ratio = share.sum(-1).square() / squares.clamp_min(torch.finfo(squares.dtype).tiny)
         return torch.where(squares > 0, ratio, torch.zeros_like(ratio))
 
     def expect(self, function: Callable[[Points], Tensor]) -> Tensor:

@@ -178,11 +178,10 @@ class RandomFourier:
 
     def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
         kernel = self.kernel.fit(points)
-        width = torch.as_tensor(kernel.bandwidth, dtype=points.dtype, device=points.device)
-        frequencies = self.frequencies(points.shape[-1]).to(points)
+        frequencies = self.frequencies(points.shape[-1]).to(points) / kernel.widths(points).mT
 
         def features(query: Tensor) -> Tensor:
-            return fourier_features(query.to(points), frequencies / width[..., None, None])
+            return fourier_features(query.to(points), frequencies)
 
         return Features(features(points), features, kernel)
 

@@ -28,11 +28,17 @@ def squared_distances(
     kernel takes the square root (which would turn 1e-16 into 1e-8).
     """
     centre = b.mean(-2, keepdim=True)
-    a, b = a - centre, b - centre
+    a, b = _in_range(a - centre), _in_range(b - centre)
     squares = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2)
     rounding = 4 * math.sqrt(a.shape[-1]) * torch.finfo(squares.dtype).eps
     distances = squares - 2 * a @ b.mT
     return torch.where(distances > rounding * squares, distances, torch.zeros_like(distances))
+
+
+def _in_range(points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+    """Coordinates whose squares add up without overflow; a point that far is far still."""
+    limit = 0.25 * math.sqrt(torch.finfo(points.dtype).max / max(points.shape[-1], 1))
+    return points.clamp(-limit, limit)
 
 
 def median_distance(points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b"]:
@@ -47,11 +53,14 @@ def median_distance(points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b"]:
         n = MEDIAN_POINTS
     if n < 2:
         return points.new_ones(points.shape[:-2])
+    points = points - points.mean(-2, keepdim=True)
+    size = points.abs().amax((-2, -1), keepdim=True)  # squares of what is huge or tiny: in range
+    size = torch.where(size > 0, size, torch.ones_like(size))
     i, j = torch.triu_indices(n, n, offset=1, device=points.device)
-    distances = squared_distances(points, points)[..., i, j].sqrt()
+    distances = squared_distances(points / size, points / size)[..., i, j].sqrt()
     median = distances.median(-1).values
     mean = distances.sum(-1) / (distances > 0).sum(-1).clamp_min(1)
-    scale = torch.where(median > 0, median, mean)
+    scale = torch.where(median > 0, median, mean) * size[..., 0, 0]
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
@@ -81,30 +90,36 @@ class Kernel:
                 f"{type(self).__name__} has no bandwidth yet: pass bandwidth=..., or call "
                 "fit(training_points) to take the median distance."
             )
-        width = torch.as_tensor(self.bandwidth, dtype=a.dtype, device=a.device)
-        return self.profile(squared_distances(a, b) / width.square()[..., None, None])
+        width = self.widths(a)
+        return self.profile(squared_distances(a / width, b / width))
+
+    def widths(self, points: Float[Tensor, "*b n d"]) -> Tensor:
+        """What points are divided by: one bandwidth, [*b 1 1]; a subclass may have [*b 1 d]."""
+        width = torch.as_tensor(self.bandwidth, dtype=points.dtype, device=points.device)
+        return width[..., None, None]
 
     def anchored(self, b: Float[Tensor, "*b m d"]) -> Callable[[Tensor], Tensor]:
         """The function a -> k(a, b), with what depends on b alone computed once."""
         if type(self).__call__ is not Kernel.__call__ or self.bandwidth is None:
             return lambda a: self(a, b)
-        centre = b.mean(-2, keepdim=True)
-        fixed = b - centre
+        width = self.widths(b)
+        scaled = b / width
+        centre = scaled.mean(-2, keepdim=True)
+        fixed = _in_range(scaled - centre)
         norms = fixed.square().sum(-1).unsqueeze(-2)
         twice = (2 * fixed.mT).contiguous()
-        width = torch.as_tensor(self.bandwidth, dtype=b.dtype, device=b.device)
-        area = width.square()[..., None, None]
         rounding = 4 * math.sqrt(b.shape[-1]) * torch.finfo(b.dtype).eps
         few = b.shape[-1] <= FEW_COORDINATES
 
         def cross(a: Tensor) -> Tensor:
             if few and a.shape[-2] == 1:  # a step of a stream
-                return self.profile((b - a).square().sum(-1).unsqueeze(-2) / area)
-            a = a - centre
+                between = _in_range(scaled - a / width)
+                return self.profile(between.square().sum(-1).unsqueeze(-2))
+            a = _in_range(a / width - centre)
             squares = a.square().sum(-1).unsqueeze(-1) + norms
             distances = squares - a @ twice
             near = distances <= rounding * squares
-            return self.profile(distances.masked_fill(near, 0.0) / area)
+            return self.profile(distances.masked_fill(near, 0.0))
 
         return cross
 

@@ -85,6 +85,11 @@ def tune_rule(
     x_, z_, _ = as_pairs(x, z)
     x_, z_ = x_.to(torch.float64), z_.to(torch.float64)
     n = z_.shape[-2]
+    if prior.points.shape[:-2] != z_.shape[:-2] or prior.points.shape[-1] != z_.shape[-1]:
+        raise KbrError(
+            f"the prior needs points of shape {[*z_.shape[:-2], 'm', z_.shape[-1]]}, like the "
+            f"latents z; got {list(prior.points.shape)}. Change the prior."
+        )
 
     def fit(kernel: Kernel, points: Tensor, scale: float) -> Features:
         return as_feature_map(replace(kernel, bandwidth=None, scale=scale)).fit(points)

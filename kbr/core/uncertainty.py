@@ -108,11 +108,13 @@ def energy_score(belief: Embedding, z: Float[Tensor, "*s dz"]) -> Float[Tensor, 
     Ref: Gneiting and Raftery 2007, section 4.2.
     """
     proper = belief.nonnegative()
-    w, points = proper.weights, proper.points
+    size = torch.maximum(proper.points.abs().amax(), z.abs().amax())
+    w, size = proper.weights, torch.where(size > 0, size, torch.ones_like(size))
+    points, z = proper.points / size, z / size  # squares of what is huge or tiny: in range
     near: Tensor = (w * torch.linalg.vector_norm(points - z.unsqueeze(-2), dim=-1)).sum(-1)
     apart = torch.cdist(points, points)
     score: Tensor = near - 0.5 * (w.unsqueeze(-2) @ apart @ w.unsqueeze(-1))[..., 0, 0]
-    return score
+    return size * score
 
 
 def gaussian_energy_score(

@@ -13,6 +13,8 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.features import Identity, Nystroem, PivotedCholesky, RandomFourier
 from kbr.core.kernels import Kernel
+from kbr.core.mixtures import Mixture
+from kbr.core.per_coordinate import PerCoordinate
 from kbr.core.ratios import KuLSIF
 from kbr.core.rules import Rule
 
@@ -54,7 +56,7 @@ def build(described: Any) -> Any:
 
 
 def _known() -> dict[str, type[Any]]:
-    classes = [Identity, Nystroem, PivotedCholesky, RandomFourier, KuLSIF]
+    classes = [Identity, Mixture, Nystroem, PerCoordinate, PivotedCholesky, RandomFourier, KuLSIF]
     return {cls.__name__: cls for cls in (*classes, *_below(Kernel), *_below(Rule))}
 
 
