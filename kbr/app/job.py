@@ -100,7 +100,8 @@ def _work(config: DictConfig, folder: Path) -> None:
 
 
 def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
-    check_numbers(config, HydraConfig.get().runtime.choices)
+    if HydraConfig.initialized():
+        check_numbers(config, HydraConfig.get().runtime.choices)
     torch.set_num_threads(config.trainer.threads)
     seeds = trial_seeds(config)
     problem, method = build(config)

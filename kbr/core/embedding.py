@@ -63,14 +63,14 @@ class Embedding:
         """
         total = safe_total(self.weights)
         centred = self.points - self.points.mean(-2, keepdim=True)  # offsets cost no digits
-        unit = centred.abs().amax(-2, keepdim=True)  # squares of what is huge or tiny: in range
+        unit = centred.abs().amax((-2, -1), keepdim=True)  # squares of the huge or tiny: in range
         unit = torch.where(unit > 0, unit, torch.ones_like(unit))
         centred = centred / unit
         mean = self._average(centred) / total.unsqueeze(-1)
         outer = centred.unsqueeze(-1) * centred.unsqueeze(-2)
         second = self._average(outer.flatten(-2)).reshape(*mean.shape, mean.shape[-1])
         raw = second / total[..., None, None] - mean.unsqueeze(-1) * mean.unsqueeze(-2)
-        return unit * positive_part(raw) * unit.mT
+        return unit * positive_part(raw) * unit  # one unit for all: the positive part is the same
 
     @property
     def effective_sample_size(self) -> Float[Tensor, "*c"]:
