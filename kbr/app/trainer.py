@@ -109,7 +109,7 @@ def _devices(trainer: DictConfig, launch: Launch) -> int:
     if devices > WORKERS_A_CORE * there:
         raise KbrError(
             f"trainer.devices={devices}, and this machine has {there} CPU core(s): so many "
-            f"workers have memory and no time. Use at most {there}."
+            f"workers only wait for each other. Use at most {there}."
         )
     if devices > there and launch.is_first:
         print(f"  note: {devices} workers share {there} CPU cores; fewer are faster")

@@ -24,7 +24,8 @@ from kbr.core.rules import Rule
 RESIDUAL = 1e-12  # the pairs' features stop here: fewer landmarks are then as good
 LATENT_SHARE = 0.1  # of eta: what the span of the latent features may leave out
 ROUNDING = 1e-13
-LATENT_RANK = 64  # at most so many latent features: the file holds their square
+LATENT_RANK = 144  # at most so many latent features
+DYNAMICS_RANK = 28  # of the dynamics in them: the file holds two factors of this width
 
 
 def landmark_tolerance(lam: float) -> float:
@@ -34,13 +35,19 @@ def landmark_tolerance(lam: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Landmarks:
-    """Masses c of the landmark pairs, and the dynamics in whitened latent features.
+    """Masses c of the landmark pairs, and the dynamics in whitened latent features, factored.
 
-    The latent features are spanned by the first p landmarks, p the size of `transition`.
+    The latent features are spanned by the first p landmarks. In white features the singular values
+    of the transition are the correlations of z_t and z_t+1, of which few are far from zero.
     """
 
     mass: Float[Tensor, "m"]
-    transition: Float[Tensor, "p p"]
+    left: Float[Tensor, "p k"]
+    right: Float[Tensor, "k p"]
+
+    @property
+    def transition(self) -> Float[Tensor, "p p"]:
+        return self.left @ self.right
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +90,7 @@ def landmark_operators(
 ) -> LandmarkOperators:
     """Operators from landmark pairs; `rule.kernel_z` has its bandwidth."""
     assert isinstance(rule.kernel_z, Kernel)
-    mass, rank = landmarks.mass, landmarks.transition.shape[-1]
+    mass, rank = landmarks.mass, landmarks.left.shape[0]
     phi = _white(rule.kernel_z, z, z[:rank], z, mass, eta)
     identity = torch.eye(rank, dtype=z.dtype, device=z.device)
     return LandmarkOperators(
@@ -130,10 +137,11 @@ def choose_landmarks(
     )
     moments = torch.cat([torch.ones_like(z[:, :1]), features], 1)
     kept, mass = recombine(moments, z.new_full((n,), 1 / n))
-    # The latents' pivots come first: their span holds the beliefs.
+    # The latents' pivots come first: their span holds the beliefs, best where the mass is.
+    root, few_z = mass.sqrt(), z[kept]
     few, order = pivoted_cholesky(
-        kernel_z.diagonal(z[kept]),
-        lambda index: kernel_z(z[kept], z[kept][index.reshape(1)]).squeeze(-1),
+        mass * kernel_z.diagonal(few_z),
+        lambda at: root * root[at] * kernel_z(few_z, few_z[at.reshape(1)]).squeeze(-1),
         tolerance=LATENT_SHARE * eta,
         max_rank=LATENT_RANK,
     )
@@ -150,7 +158,10 @@ def choose_landmarks(
         for ridge in (lam_transition, eta)
     )
     transition = before[early].mT @ after[late] / len(early)
-    return kept, Landmarks(mass, transition)
+    left, values, right = torch.linalg.svd(transition, full_matrices=False)
+    half = values[:DYNAMICS_RANK].sqrt()
+    factors = left[:, : len(half)] * half, half.unsqueeze(-1) * right[: len(half)]
+    return kept, Landmarks(mass, *factors)
 
 
 def recombine(

@@ -47,7 +47,7 @@ class Stored:
 
 
 def pack(stored: Stored) -> dict[str, Any]:
-    """Plain containers; a compressed filter is stored in float32, which its numbers can bear."""
+    """Plain containers; a compressed filter is stored in float32, its dynamics in float16."""
     content: dict[str, Any] = {
         "x": stored.x.clone(),  # a view would take the whole of its storage into the file
         "z": stored.z.clone(),
@@ -59,6 +59,8 @@ def pack(stored: Stored) -> dict[str, Any]:
     if stored.landmarks is not None:
         small = {"x": stored.x, "z": stored.z, **vars(stored.landmarks)}
         small = {name: value.to(torch.float32) for name, value in small.items()}
+        for name in ("left", "right"):  # numbers of at most about one, in white features
+            small[name] = small[name].to(torch.float16)
         content |= {"x": small.pop("x"), "z": small.pop("z"), "landmarks": small}
     if stored.compression is not None:
         content["compression"] = dict(vars(stored.compression))
@@ -83,13 +85,15 @@ def unpack(content: object) -> Stored:
         if landmarks is None:
             assert sum(lengths) == z.shape[-2]
         else:
-            mass, transition = (_numbers(landmarks[k]).double() for k in ("mass", "transition"))
+            parts = (_numbers(landmarks[name]).double() for name in ("mass", "left", "right"))
+            mass, left, right = parts
             assert not batch
             assert mass.shape == z.shape[:1]
             assert bool((mass >= 0).all())
-            assert transition.ndim == 2
-            assert 0 < transition.shape[0] == transition.shape[1] <= len(mass)
-            x, landmarks = x.to(torch.float64), Landmarks(mass / mass.sum(), transition)
+            assert left.ndim == 2
+            assert left.shape == right.mT.shape
+            assert 0 < left.shape[0] <= len(mass)
+            x, landmarks = x.to(torch.float64), Landmarks(mass / mass.sum(), left, right)
         compression = content.get("compression")
         return Stored(
             x,
