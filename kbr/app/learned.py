@@ -94,6 +94,8 @@ class TrainedMethod:
         info: dict[str, Any] = {"fit/epochs": filt.n_epochs, **problem.info()}
         if raw:
             info["test/mse_of_raw_kernel"] = float(torch.stack(raw).mean())
+        elif self.compare_raw:
+            notes = (*notes, "frames stay in their file: no kernel filter on raw ones beside it")
         made = _stack(parts, time.perf_counter() - started - spent, spent, info)
         return replace(
             made,
