@@ -4,6 +4,9 @@ Arrays differ in shape, type, library, scale (1e-150 to 1e150), and may be const
 hold NaN and infinities. Values come from a seeded generator: an example is a few small choices.
 """
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -264,6 +267,42 @@ def test_filters(data, test, engine, rule):
     region = answers(lambda: filt.credible_region(belief, level=0.9))
     if region is not None:
         assert no_nan(region.centre, region.shape, region.radius2)
+
+
+@check(25)
+@given(data=pairs(least=6, most=14), keep=st.integers(1, 20), rule=st.sampled_from(RULES))
+def test_filters_saved_and_compressed(data, keep, rule):
+    """What was fitted is saved and loaded to the same answers; a compressed one has no NaN."""
+    x, z, _ = data
+    filt = KernelBayesFilter(rule=rule(), **FEW)
+    if answers(lambda: filt.fit(x, z)) is None:
+        return
+    out = filt.filter(x)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "filter.ckpt"
+        filt.save(path)
+        assert torch.equal(KernelBayesFilter.load(path).filter(x).mean, out.mean)
+    small = answers(lambda: filt.compress(keep))
+    if small is not None:
+        there = small.filter(x)
+        assert no_nan(there.mean, there.cov)
+        belief = small.step(small.init(), np.asarray(x)[0])
+        assert no_nan(belief.mean, belief.cov)
+
+
+@check(25)
+@given(data=pairs(least=1, most=12), copies=st.integers(1, 3), cut=st.integers(0, 12))
+def test_filters_on_several_data_sets_and_sequences(data, copies, cut):
+    """A leading dimension, and lists of sequences of any lengths, empty ones too."""
+    x, z, _ = (np.asarray(part) for part in data)
+    several = KernelBayesFilter(**FEW)
+    if answers(lambda: several.fit(np.stack([x] * copies), np.stack([z] * copies))) is not None:
+        out = several.filter(np.stack([x] * copies))
+        assert out.mean.shape == (copies, len(x), z.shape[-1])
+        assert no_nan(out.mean, out.cov)
+    parts = KernelBayesFilter(**FEW)
+    if answers(lambda: parts.fit([x[:cut], x[cut:]], [z[:cut], z[cut:]])) is not None:
+        assert no_nan(parts.filter(x).mean)
 
 
 @st.composite
