@@ -79,9 +79,9 @@ def desk(tmp_path_factory):
         images=rng.integers(0, 255, (72, 36, 48, 3), dtype=np.uint8),
         yaw=np.arange(72) * 5.0,
     )
-    tiny = ["data=rotation", "model=iw", *SMALL]
-    for seed in (1, 2):
-        done = run("train", [*tiny, f"seed={seed}", f"hydra.run.dir=run{seed}"], folder)
+    tiny = ["data=rotation", *SMALL]
+    for name, model in (("run1", "iw"), ("run2", "original")):
+        done = run("train", [*tiny, f"model={model}", f"hydra.run.dir={name}"], folder)
         assert done.returncode == 0, done.stderr
     swept = run("train", ["-m", *tiny, "model=iw,original", "hydra.sweep.dir=swept"], folder)
     assert swept.returncode == 0, swept.stderr
