@@ -122,7 +122,7 @@ def test_command_runs(desk, script, arguments):
     done = run(script, shortened(script, arguments), desk)
     if re.search(r"trainer=(gpu|ddp)\b", arguments):
         assert done.returncode == 2
-        assert "GPU" in done.stderr  # no such device here: said so, and what to do instead
+        assert "CUDA" in done.stderr  # no such device here: said so, and what to do instead
     else:
         assert done.returncode == 0, done.stdout + done.stderr
 
