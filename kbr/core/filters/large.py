@@ -19,7 +19,7 @@ from kbr.core.filters.belief import moments_table
 from kbr.core.filters.engine import Compressed, LowRank, Update, square_pivots
 from kbr.core.filters.known_transition import TransitionRatio
 from kbr.core.filters.operators import FilterOperators
-from kbr.core.filters.recipe import COMPRESSED_LAM, Recipe
+from kbr.core.filters.recipe import Recipe
 from kbr.core.filters.transition import transition_pairs
 from kbr.core.linalg import ridge_cholesky
 from kbr.core.memory import check_memory
@@ -30,6 +30,7 @@ RECENT = 10_000  # last points on which hyper-parameters are chosen
 SUBSET = 20_000  # evenly spaced points among which pivots are found
 STORED = torch.float32  # of the tables
 LATENT_RANK, OBSERVATION_RANK, COMPRESSED_RANK = 160, 96, 256  # columns of the tables at most
+SMALLEST_LAM = 5e-5  # below this ridge float32 tables lose digits that show
 SECONDS, CHOOSING = 30e-6, 1.2e-3  # on one core for each point: tables, and hyper-parameters
 
 
@@ -57,7 +58,7 @@ def tuning_part(
     if not is_large(n):
         return recipe, x, z, list(lengths)
     if recipe.lams is None:
-        usual = tuple(lam for lam in recipe.rule.LAMS if lam >= COMPRESSED_LAM)
+        usual = tuple(lam for lam in recipe.rule.LAMS if lam >= SMALLEST_LAM)
         recipe = replace(recipe, lams=usual or None)
     return recipe, x[..., -RECENT:, :], z[..., -RECENT:, :], last_lengths(lengths, RECENT)
 
@@ -208,11 +209,11 @@ class Mixer:
 
 def _mixer(recipe: Recipe, observed: Features, lam: float) -> Mixer | None:
     """The compression of the update, where its pivots are few enough to pay."""
-    if recipe.engine == "low_rank" or (recipe.engine == "auto" and lam < COMPRESSED_LAM):
+    if recipe.engine == "low_rank" or (recipe.engine == "auto" and lam < SMALLEST_LAM):
         return None
     limit = None if recipe.engine == "compressed" else COMPRESSED_RANK + 1
     psi = observed.train.to(torch.float64)
-    factor, pivots = square_pivots(psi, tolerance=max(1e-12, 1e-3 * lam**2), max_rank=limit)
+    factor, pivots = square_pivots(psi, tolerance=max(1e-9, 1e-3 * lam**2), max_rank=limit)
     if limit is not None and pivots.shape[-1] == limit:
         return None
     return Mixer(take_rows(psi, pivots).contiguous(), *pivot_triangle(factor, pivots))
