@@ -120,7 +120,7 @@ def test_hyper_parameters_are_chosen_on_the_last_steps(everything_large, monkeyp
     """Ridges too small for the compressed update are not among those tried."""
     x, z = sequences()
     made = KernelBayesFilter(scales=(0.7, 1.4)).fit(x, z)
-    few = KernelBayesFilter(scales=(0.7, 1.4), lams=(1e-3, 1e-2, 1e-1))
+    few = KernelBayesFilter(scales=(0.7, 1.4), lams=(1e-4, 1e-3, 1e-2, 1e-1))
     monkeypatch.setattr(large, "LARGE", 10**6)
     few.fit([x[0][150:], x[1], x[2]], [z[0][150:], z[1], z[2]])
     for name in ("scale_z", "lam", "val_mse"):
