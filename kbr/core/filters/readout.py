@@ -8,7 +8,8 @@ from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
-from kbr.core.filters.refine import lengths_outside, pieces_inside
+from kbr.core.filters.refine import pieces_inside
+from kbr.core.filters.retune import rows_outside
 from kbr.core.filters.storage import Stored
 from kbr.core.filters.tuning import validation_start
 from kbr.core.inputs import check_positive
@@ -99,13 +100,8 @@ def _coefficients(
 
 def _without(filt: KernelBayesFilter, block: range) -> KernelBayesFilter:
     """A filter with the same values, fitted to the rows outside the block, x flat."""
-    stored = filt._get().stored
-    rows = torch.arange(stored.z.shape[-2])
-    keep = torch.cat([rows[: block.start], rows[block.stop :]])
-    other, flat = replace(filt), (stored.x.shape[-1],)
-    lengths = lengths_outside(stored.lengths, block)
-    rest = (stored.x[..., keep, :], stored.z[..., keep, :], lengths, flat, stored.choice)
-    other._fitted = other._finish(Stored(*rest))
+    other = replace(filt)
+    other._fitted = other._finish(rows_outside(filt._get().stored, block))
     return other
 
 

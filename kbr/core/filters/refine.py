@@ -95,7 +95,8 @@ class Problem:
 
         def features(query: Tensor) -> Tensor:
             cross = kernel(query, landmarks)
-            return torch.linalg.solve_triangular(factor.mT, cross, upper=True, left=False)
+            made: Tensor = torch.linalg.solve_triangular(factor.mT, cross, upper=True, left=False)
+            return made
 
         return Features(features(points), features, kernel)
 
@@ -114,14 +115,17 @@ def refine(
     cut = validation_start(stored.z.shape[-2])
     blocks, held_out = training_blocks(cut), range(cut, stored.z.shape[-2])
     early = replace_rows(problem, cut)
-    moved = [torch.zeros_like(_shared(value)) for value in vars(start).values()]
+    widths = (_shared(start.width_x), _shared(start.width_z))
+    ridges = (start.lam, start.eta, start.lam_transition)
+    moved = [torch.zeros_like(value) for value in (*widths, *ridges)]
     for step in moved:
         step.requires_grad_()
     best, kept = _error(problem, moved, held_out), [step.detach().clone() for step in moved]
     optimizer, waited = torch.optim.Adam(moved, lr=rate), 0
     for count in range(steps):
         optimizer.zero_grad()
-        early.error(problem.values(moved), blocks[count % len(blocks)]).sum().backward()
+        loss = early.error(problem.values(moved), blocks[count % len(blocks)]).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
         for step in moved:
             assert step.grad is not None
             step.grad.nan_to_num_(0.0, 0.0, 0.0)
@@ -135,7 +139,7 @@ def refine(
         waited = 0 if bool(better.any()) else waited + 1
         if waited >= patience:
             break
-    return _better(filt, problem, kept)
+    return _better(problem, kept)
 
 
 def make_problem(filt: KernelBayesFilter, *, rank: int = RANK) -> Problem:
@@ -242,11 +246,12 @@ def held_out_error(filt: KernelBayesFilter) -> Float[Tensor, "*b"]:
     return mean_squared_error(torch.cat(means, -2), stored.z[..., cut:, :])
 
 
-def _better(filt: KernelBayesFilter, problem: Problem, kept: list[Tensor]) -> KernelBayesFilter:
+def _better(problem: Problem, kept: list[Tensor]) -> KernelBayesFilter:
     """The filter of the moved values where its own validation error fell, else of the start's."""
-    before, after = held_out_error(filt), held_out_error(with_values(problem, kept))
+    still = [torch.zeros_like(step) for step in kept]
+    before, after = (held_out_error(with_values(problem, steps)) for steps in (still, kept))
     better = after < before
-    made = with_values(problem, [_where(better, step, torch.zeros_like(step)) for step in kept])
+    made = with_values(problem, [_where(better, step, 0 * step) for step in kept])
     fitted = made._get()
     choice = replace(fitted.stored.choice, val_mse=torch.where(better, after, before))
     made._fitted = replace(fitted, stored=replace(fitted.stored, choice=choice))
@@ -258,14 +263,13 @@ def _error(problem: Problem, moved: Sequence[Tensor], block: range) -> Float[Ten
         return problem.error(problem.values(moved), block)
 
 
-def _shared(value: Tensor) -> Tensor:
+def _shared(width: Tensor) -> Tensor:
     """A step for each coordinate, one for all where there are many (images)."""
-    many = value.shape[-1:].numel() > FEW_COORDINATES
-    return value[..., :1] if many else value
+    return width[..., :1] if width.shape[-1] > FEW_COORDINATES else width
 
 
 def _where(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(mask.reshape(*mask.shape, *(1,) * (new.ndim - mask.ndim)), new, old)
+    return torch.where(mask.reshape((*mask.shape, *(1,) * (new.ndim - mask.ndim))), new, old)
 
 
 def _stationary(kernel: object) -> bool:

@@ -14,6 +14,7 @@ from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.operators import FilterOperators
 from kbr.core.filters.readout import RIDGE, Readout, fit_readout, predicted_means
 from kbr.core.filters.refine import refine
+from kbr.core.filters.retune import retune
 from kbr.core.filters.tuning import Choice, Progress
 from kbr.core.inputs import ArrayLike, as_tensor
 
@@ -42,7 +43,7 @@ class RefinedBelief:
 
 @dataclass(kw_only=True, eq=False)
 class RefinedFilter:
-    """A tuned `base` filter, refined by gradient and corrected by a linear readout.
+    """A `base` filter, tuned on all blocks, refined by gradient and corrected by a linear readout.
 
     `steps` of Adam at `rate` (0: the tuned values stand); `ridge` of the readout, in training steps
     (None: no readout). Either part is dropped for data sets where held-out steps say it harms.
@@ -66,7 +67,7 @@ class RefinedFilter:
         progress: Progress | None = None,
     ) -> "RefinedFilter":
         """Tune, refine and correct, from the training data alone; shapes as in the base filter."""
-        made = replace(self.base).fit(x, z, progress=progress)
+        made = retune(replace(self.base).fit(x, z, progress=progress))
         if self.steps:
             made = refine(made, steps=self.steps, rate=self.rate)
         self._parts = made, None if self.ridge is None else fit_readout(made, ridge=self.ridge)
