@@ -54,6 +54,7 @@ def test_every_option_composes(group):
         ("gaussian", "original"),
         ("gaussian", "iw_true_ratio"),
         ("rotation", "iw"),
+        ("oscillatory", "iw_refined"),
         ("oscillatory", "iw_paper"),
         ("oscillatory", "original"),
         ("oscillatory", "iw_true_ratio"),

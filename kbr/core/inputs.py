@@ -51,7 +51,7 @@ def check_positive(value: float | Tensor, *, name: str) -> None:
     if tensor.device.type == "meta":
         return
     if tensor.numel() == 1:  # asked at every step of a filter: one look is quickest
-        good = 0 < float(tensor) < math.inf
+        good = 0 < tensor.item() < math.inf
     else:
         good = bool(((tensor > 0) & torch.isfinite(tensor)).all())
     if not good:

@@ -1,0 +1,138 @@
+"""Refined filters: exact gradients, nothing worse than the start, streaming equal to batch."""
+
+import pytest
+import torch
+
+from kbr import KbrError, KernelBayesFilter, Linear
+from kbr.core.datasets.dynamics import Oscillatory
+from kbr.core.filters.readout import fit_readout, predicted_means
+from kbr.core.filters.refine import (
+    held_out_error,
+    lengths_outside,
+    make_problem,
+    pieces_inside,
+    refine,
+    with_values,
+)
+from kbr.core.filters.refined import RefinedFilter
+from kbr.core.rules import ImportanceWeightedRule
+
+SMALL = {"scales": (0.7, 1.4), "lams": (1e-3, 1e-2)}
+
+
+@pytest.fixture(scope="module")
+def data():
+    made = [Oscillatory().generate(n_train=90, n_test=20, seed=seed) for seed in (50, 51)]
+    names = ("x_train", "z_train", "x_test", "z_test")
+    return [torch.stack([getattr(one, name) for one in made]) for name in names]
+
+
+@pytest.fixture(scope="module")
+def tuned(data):
+    return KernelBayesFilter(**SMALL).fit(data[0], data[1])
+
+
+@pytest.fixture(scope="module")
+def refined(data):
+    base = KernelBayesFilter(**SMALL)
+    return RefinedFilter(base=base, steps=4).fit(data[0], data[1])
+
+
+def test_the_gradient_through_the_unrolled_filter_is_that_of_finite_differences(tuned):
+    problem = make_problem(tuned, rank=12)
+    moved = [torch.zeros_like(value).requires_grad_() for value in vars(problem.start).values()]
+    problem.error(problem.values(moved), range(30, 45)).sum().backward()
+    step = 1e-5
+    for which, value in enumerate(moved):
+        for entry in range(value.numel()):
+            found = []
+            for sign in (-1, 1):
+                shifted = [other.detach().clone() for other in moved]
+                shifted[which].view(-1)[entry] += sign * step
+                with torch.no_grad():
+                    found.append(problem.error(problem.values(shifted), range(30, 45)).sum())
+            slope = (found[1] - found[0]) / (2 * step)
+            torch.testing.assert_close(value.grad.view(-1)[entry], slope, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("rate", [0.1, 3.0])
+def test_refining_never_ends_above_the_validation_error_it_began_with(tuned, rate):
+    """A rate far too large moves values anywhere: the start is kept."""
+    made = refine(tuned, steps=3, rate=rate)
+    problem = make_problem(tuned)
+    start = with_values(problem, [torch.zeros_like(v) for v in vars(problem.start).values()])
+    before, after = held_out_error(start), held_out_error(made)
+    assert bool((after <= before * (1 + 1e-6)).all())
+    torch.testing.assert_close(made.choice.val_mse, after)
+
+
+def test_a_refined_filter_is_an_ordinary_one(data, tmp_path):
+    x, z, x_test, _ = (part[0] for part in data)
+    made = refine(KernelBayesFilter(**SMALL).fit(x, z), steps=3)
+    made.save(tmp_path / "filter.pt")
+    again = KernelBayesFilter.load(tmp_path / "filter.pt")
+    torch.testing.assert_close(again.filter(x_test).mean, made.filter(x_test).mean)
+    assert made.compress(30).operators.n <= 30
+
+
+def test_data_sets_refined_together_are_those_refined_alone(data, tuned):
+    together = refine(tuned, steps=3)
+    alone = refine(KernelBayesFilter(**SMALL).fit(data[0][1], data[1][1]), steps=3)
+    torch.testing.assert_close(together.choice.lam[1], alone.choice.lam, rtol=1e-3, atol=0)
+
+
+def test_a_readout_with_a_huge_ridge_changes_nothing(data, tuned):
+    result = tuned.filter(data[2])
+    readout = fit_readout(tuned, ridge=1e12)
+    found = readout(result.mean, predicted_means(tuned, result), data[2], result.evidence)
+    torch.testing.assert_close(found, result.mean, rtol=0, atol=1e-8)
+
+
+def test_a_readout_finds_a_bias_of_the_filter(data):
+    """Latents far from zero are shrunk by the letter of the rule; the readout puts that right."""
+    x, z, x_test, z_test = (part[0] for part in data)
+    rule = ImportanceWeightedRule(normalize=False, lam=0.3)
+    base = KernelBayesFilter(rule=rule, scales=(0.7,))
+    plain = base.fit(x, z + 5).filter(x_test)
+    better = RefinedFilter(base=base, steps=0).fit(x, z + 5).filter(x_test)
+
+    def error(mean):
+        return float((mean - z_test - 5).square().sum(-1).mean())
+
+    assert error(better.mean) < 0.5 * error(plain.mean)
+
+
+def test_streaming_equals_batch_also_where_observations_are_missing(data, refined):
+    x = data[2].clone()
+    x[:, 7] = torch.nan
+    result, belief = refined.filter(x), refined.init()
+    for t in range(x.shape[1]):
+        belief = refined.step(belief, x[:, t])
+        torch.testing.assert_close(belief.mean, result.mean[:, t])
+        torch.testing.assert_close(belief.cov, result.cov[:, t])
+    assert belief.steps == x.shape[1]
+    inner = refined.kernel_filter.filter(x)
+    torch.testing.assert_close(result.mean[:, 7], inner.mean[:, 7])
+
+
+def test_a_state_gives_the_same_filter_again(data, refined):
+    again = RefinedFilter.from_state(refined.state())
+    torch.testing.assert_close(again.filter(data[2]).mean, refined.filter(data[2]).mean)
+
+
+def test_blocks_cut_sequences_where_they_lie():
+    assert lengths_outside([10, 10], range(5, 12)) == [5, 8]
+    assert pieces_inside([10, 10], range(5, 12)) == [(5, 10), (10, 12)]
+    assert lengths_outside([10], range(10)) == []
+
+
+def test_mistakes_are_named(data):
+    x, z = data[0][0], data[1][0]
+    with pytest.raises(KbrError, match="not fitted"):
+        RefinedFilter().filter(x)
+    with pytest.raises(KbrError, match="steps"):
+        RefinedFilter(steps=-1)
+    with pytest.raises(KbrError, match="kernel_x"):
+        refine(KernelBayesFilter(rule=ImportanceWeightedRule(kernel_x=Linear()), **SMALL).fit(x, z))
+    with pytest.raises(KbrError, match="no refined filter"):
+        RefinedFilter.from_state({})
