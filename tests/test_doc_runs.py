@@ -4,6 +4,7 @@ The fast tests take the page on extensions, whose code and commands need each ot
 slow; that all commands compose is checked fast, in test_doc_commands.py.
 """
 
+import json
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ SMALL = ("data.n_train=40", "data.n_test=10")
 BRIEF = ("model.filter.epochs=2", "model.filter.val_every=2")
 # What a reader fills in, and what the desk below has for it.
 FILLED = {"run=outputs/...": "run=run1", "outputs/low_dim": "swept", "seed=range(0,10)": "seed=0,1"}
+SEARCH = re.compile(r"^(kbr-tune(?:.*\\\n)*.*)$", re.MULTILINE)
 ELSEWHERE = ("submitit_slurm", "report=outputs/...")  # a cluster; a placeholder
 
 
@@ -125,6 +127,42 @@ def test_command_runs(desk, script, arguments):
         assert "CUDA" in done.stderr  # no such device here: said so, and what to do instead
     else:
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_streams_of_the_page_on_deploying_run(desk):
+    """A run folder and a saved filter, from a file and from a pipe."""
+    rng = np.random.default_rng(1)
+    lines = [json.dumps(row) for row in rng.normal(size=(5, 2)).tolist()]
+    (desk / "stream.jsonl").write_text("\n".join(lines) + "\n")
+    tool = str(Path(sys.executable).parent / "kbr-filter")
+    said = ["run=run1", "input=stream.jsonl", "output=beliefs.jsonl"]
+    subprocess.run([tool, *said], cwd=desk, check=True)
+    assert len((desk / "beliefs.jsonl").read_text().splitlines()) == 5
+    piped = subprocess.run(
+        [tool, "run=run1", "state=belief.ckpt"],
+        cwd=desk,
+        input=(desk / "stream.jsonl").read_text(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert piped.stdout == (desk / "beliefs.jsonl").read_text()
+    assert (desk / "belief.ckpt").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", SEARCH.findall((ROOT / "docs" / "scaling.md").read_text()))
+def test_searches_of_the_page_on_scaling_run(desk, line):
+    """Two trials of few epochs each."""
+    words = shlex.split(line.replace("\\\n", " ").replace("--trials 40", "--trials 2"))
+    tool = str(Path(sys.executable).parent / words[0])
+    keep = [word for word in words[1:] if not word.startswith("trials=")]
+    done = subprocess.run(
+        [tool, *keep, *SMALL, *BRIEF], cwd=desk, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "python train.py" in done.stdout
 
 
 def test_no_page_is_left_out():
