@@ -6,6 +6,8 @@ from typing import Any
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
+from kbr.core.filters.refined import KIND as REFINED
+from kbr.core.filters.refined import RefinedFilter, trial_state
 from kbr.core.filters.storage import KIND, RUN_KIND, member
 
 TRAINED = ("kbr.learned_filter", "kbr.lstm_filter")
@@ -23,14 +25,16 @@ def load_filter(path: Path, *, trial: int = 0) -> Any:
         if not isinstance(state, dict):
             raise KbrError(f"{path} is of a run without a filter (data=gaussian). Use another run.")
         return KernelBayesFilter.from_state(member(state, trial))
+    if kind == REFINED:
+        return RefinedFilter.from_state(trial_state(content["refined"], trial))
     if kind in TRAINED:
         from kbr.training.learned_filter import LearnedFilter
         from kbr.training.lstm_filter import LSTMFilter
 
         return next(cls for cls in (LearnedFilter, LSTMFilter) if cls.kind == kind).load(path)
     raise KbrError(
-        f"{path} holds {kind}, which is no filter. Filters are {', '.join((KIND, RUN_KIND))} and "
-        f"{', '.join(TRAINED)}."
+        f"{path} holds {kind}, which is no filter. Filters are "
+        f"{', '.join((KIND, RUN_KIND, REFINED, *TRAINED))}."
     )
 
 

@@ -14,7 +14,7 @@ from kbr.core.filters.refine import (
     refine,
     with_values,
 )
-from kbr.core.filters.refined import RefinedFilter
+from kbr.core.filters.refined import RefinedFilter, trial_state
 from kbr.core.rules import ImportanceWeightedRule
 
 SMALL = {"scales": (0.7, 1.4), "lams": (1e-3, 1e-2)}
@@ -136,3 +136,11 @@ def test_mistakes_are_named(data):
         refine(KernelBayesFilter(rule=ImportanceWeightedRule(kernel_x=Linear()), **SMALL).fit(x, z))
     with pytest.raises(KbrError, match="no refined filter"):
         RefinedFilter.from_state({})
+
+
+def test_one_trial_of_a_batch_is_that_trial(data, refined):
+    """What `load_filter` takes out of a run's checkpoint."""
+    alone = RefinedFilter.from_state(trial_state(refined.state(), 1))
+    together = refined.filter(data[2]).mean[1]
+    torch.testing.assert_close(alone.filter(data[2][1]).mean, together, rtol=0, atol=1e-10)
+    assert alone.shape == (2,)

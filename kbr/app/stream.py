@@ -23,6 +23,7 @@ from torch import Tensor
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Belief
+from kbr.core.filters.refined import RefinedFilter
 from kbr.loading import load_filter
 
 BELIEF = "kbr.belief"
@@ -114,6 +115,8 @@ def stream(options: Options) -> int:
             "Use a kernel Bayes filter (model=iw, iw_nn, ...)."
         )
     state = Path(options.state) if options.state else None
+    if state is not None and isinstance(filt, RefinedFilter):
+        raise KbrError("a refined filter's belief is not kept between calls: leave state= out.")
     belief = filt.init() if state is None else read_belief(filt, state)
     calibrate = filt.calibration.cov if options.cov == "calibrated" else lambda cov: cov
     nothing = torch.full(tuple(filt.shape), torch.nan, dtype=torch.float64)

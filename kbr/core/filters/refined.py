@@ -1,5 +1,6 @@
 """A kernel Bayes filter whose values are refined by gradient and whose mean is corrected."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ from kbr.core.filters.operators import FilterOperators
 from kbr.core.filters.readout import RIDGE, Readout, fit_readout, predicted_means
 from kbr.core.filters.refine import refine
 from kbr.core.filters.retune import retune
+from kbr.core.filters.storage import member
 from kbr.core.filters.tuning import Choice, Progress
 from kbr.core.inputs import ArrayLike, as_tensor
 
@@ -79,6 +81,11 @@ class RefinedFilter:
         return self._get()[0]
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one observation."""
+        return self.kernel_filter.shape
+
+    @property
     def choice(self) -> Choice:
         return self.kernel_filter.choice
 
@@ -137,3 +144,17 @@ class RefinedFilter:
         if self._parts is None:
             raise KbrError("this filter is not fitted yet: call fit(x_train, z_train) first.")
         return self._parts
+
+
+def trial_state(state: dict[str, Any], trial: int) -> dict[str, Any]:
+    """The state of one trial out of a batch that was fitted together."""
+    if state["filter"]["z"].ndim < 3:
+        return state
+    made = copy.deepcopy(member(state["filter"], trial))
+    for name in ("kernel_x", "kernel_z"):  # each trial has bandwidths of its own
+        kernel = made["settings"]["rule"]["settings"][name]["settings"]
+        kernel["bandwidth"] = kernel["bandwidth"][trial]
+    readout = state["readout"]
+    if readout is not None:
+        readout = {**readout, "coefficients": readout["coefficients"][trial]}
+    return {"filter": made, "readout": readout}
