@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kbr.app.own import read
+from kbr.app.own import arrays
 from kbr.app.own.problem import OwnData
 from kbr.app.own.read import Source
 from kbr.app.own.split import Splitting
@@ -157,7 +157,7 @@ def test_gradients_of_two_workers_average_to_that_of_all_points(monkeypatch):
 
 def test_a_large_npz_is_unpacked_once(folder, monkeypatch, capsys):
     np.savez_compressed(folder / "packed.npz", x=np.load(folder / "x.npy"), z=np.ones((ROWS, 2)))
-    monkeypatch.setattr(read, "UNPACKED", 1000)
+    monkeypatch.setattr(arrays, "UNPACKED", 1000)
     first = own(folder / "packed.npz").recording
     assert "packed.x.npy" in capsys.readouterr().out
     again = own(folder / "packed.npz").recording
