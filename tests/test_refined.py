@@ -5,12 +5,11 @@ import torch
 
 from kbr import KbrError, KernelBayesFilter, Linear
 from kbr.core.datasets.dynamics import Oscillatory
+from kbr.core.filters.cross_fitting import lengths_outside, pieces_inside
 from kbr.core.filters.readout import fit_readout, predicted_means
 from kbr.core.filters.refine import (
     held_out_error,
-    lengths_outside,
     make_problem,
-    pieces_inside,
     refine,
     with_values,
 )

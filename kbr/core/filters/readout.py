@@ -7,16 +7,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult
+from kbr.core.filters.cross_fitting import even_blocks, pieces_inside, rows_outside
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
-from kbr.core.filters.refine import pieces_inside
-from kbr.core.filters.retune import rows_outside
 from kbr.core.filters.storage import Stored
 from kbr.core.filters.tuning import validation_start
 from kbr.core.inputs import check_positive
 from kbr.core.kernels import FEW_COORDINATES
 from kbr.core.linalg import ridge_solve
 
-FOLDS = 3
 RIDGE = 1.0  # in steps: columns are scaled to a mean square of one
 
 
@@ -92,8 +90,7 @@ def _coefficients(
 ) -> Float[Tensor, "*b c dz"]:
     """The regression on all of the filter's steps, each block filtered by the others' operators."""
     stored = filt._get().stored
-    n = stored.z.shape[-2]
-    blocks = [range(k * n // FOLDS, (k + 1) * n // FOLDS) for k in range(FOLDS)]
+    blocks = even_blocks(stored.z.shape[-2])
     parts = [_filtered(_without(filt, block), stored, block, uses_x=uses_x) for block in blocks]
     return _regress(parts, ridge)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.features import Features, PivotedCholesky, take_rows
+from kbr.core.filters.cross_fitting import FOLDS, pieces_inside, rows_outside
 from kbr.core.filters.engine import LowRank
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.large import is_large
@@ -30,7 +31,6 @@ from kbr.core.per_coordinate import PerCoordinate
 RANK = 48  # landmarks of x and of z while descending; the result is fitted without them
 JITTER = 1e-6  # on the landmarks' Gram matrix
 UNROLLED = 150  # longest block, in steps
-FOLDS = 3  # fewest blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +64,15 @@ class Problem:
 
         Math: psi(x) = L^-1 k(P, x),  L L' = K_PP + jitter I, with the landmarks P fixed.
         """
-        stored, rows = self.stored, torch.arange(self.stored.z.shape[-2])
-        keep = torch.cat([rows[: block.start], rows[block.stop :]])
-        lengths = lengths_outside(stored.lengths, block)
-        x, z = stored.x[..., keep, :].double(), stored.z[..., keep, :]
-        psi = self._features(0, at.width_x, x)
+        stored, rest = self.stored, rows_outside(self.stored, block)
+        z = rest.z
+        psi = self._features(0, at.width_x, rest.x.double())
         operators = build_operators(
             self.filt.rule,
             LowRank(psi),
             self._features(1, at.width_z, z),
             z,
-            lengths,
+            rest.lengths,
             eta=at.eta.exp(),
             lam_transition=at.lam_transition.exp(),
             normalize=getattr(self.filt.rule, "normalize", False),
@@ -186,23 +184,6 @@ def training_blocks(cut: int) -> list[range]:
     count = max(FOLDS, -(-cut // UNROLLED))
     cuts = [round(k * cut / count) for k in range(count + 1)]
     return [range(a, b) for a, b in pairwise(cuts)]
-
-
-def lengths_outside(lengths: Sequence[int], block: range) -> list[int]:
-    """Sequence lengths of the rows that are not in the block: what it cuts falls in two."""
-    found, start = [], 0
-    for length in lengths:
-        stop = start + length
-        parts = (min(stop, block.start) - start, stop - max(start, block.stop))
-        found += [part for part in parts if part > 0]
-        start = stop
-    return found
-
-
-def pieces_inside(lengths: Sequence[int], block: range) -> list[tuple[int, int]]:
-    """(start, stop) rows of the sequences' parts inside the block."""
-    _, pieces = split_lengths(lengths, block.start)
-    return [(a, min(b, block.stop)) for a, b in pieces if a < block.stop]
 
 
 def replace_rows(problem: Problem, cut: int) -> Problem:

@@ -6,14 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kbr.core.filters.cross_fitting import even_blocks, pieces_inside, rows_outside
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
-from kbr.core.filters.refine import lengths_outside, pieces_inside
 from kbr.core.filters.result import mean_squared_error
 from kbr.core.filters.run import run_filter
-from kbr.core.filters.storage import Stored
 from kbr.core.filters.tuning import TOLERANCE, Choice
-
-FOLDS = 3
 
 
 def retune(filt: KernelBayesFilter) -> KernelBayesFilter:
@@ -51,7 +48,7 @@ def cross_fitted_errors(
     n, batch, lams = stored.z.shape[-2], stored.z.shape[:-2], recipe.ridge_grid()
     lam = stored.z.new_tensor(lams).expand(*batch, len(lams))
     total = torch.zeros_like(lam)
-    for block in (range(k * n // FOLDS, (k + 1) * n // FOLDS) for k in range(FOLDS)):
+    for block in even_blocks(n):
         rest = rows_outside(stored, block)
         latents = recipe.latents(rest.z, scale_z, TOLERANCE)
         eta, lam_transition = recipe.ridges(latents.train, rest.lengths)
@@ -66,12 +63,3 @@ def cross_fitted_errors(
             truth = stored.z[..., start:stop, :].unsqueeze(-3).expand_as(mean)
             total = total + (stop - start) * mean_squared_error(mean, truth)
     return total / n
-
-
-def rows_outside(stored: Stored, block: range) -> Stored:
-    """The training data without the rows of a block, observations flat."""
-    rows = torch.arange(stored.z.shape[-2])
-    keep = torch.cat([rows[: block.start], rows[block.stop :]])
-    lengths, flat = lengths_outside(stored.lengths, block), (stored.x.shape[-1],)
-    x, z = stored.x[..., keep, :], stored.z[..., keep, :]
-    return Stored(x, z, lengths, flat, stored.choice)
