@@ -64,15 +64,14 @@ def test_cells_of_a_sweep_are_one_process_each(tmp_path):
     done = start(tmp_path, *SMALL, "trainer=ddp_cpu", "seed=0,1")
     _, errors = done.communicate(timeout=200)
     assert done.returncode == 1
-    assert "hydra/launcher=joblib" in errors
+    assert "hydra/launcher=side_by_side" in errors
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_joblib_sweep_killed_half_way_is_completed_by_the_same_command(tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     cells = [*SMALL, "data.sigma_x=0.1,0.2,0.3,0.4", "seed=0,1"]
-    joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    joblib = ["hydra/launcher=side_by_side"]
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     killed = start(cut, *cells, *joblib)
     deadline = time.monotonic() + 600

@@ -111,7 +111,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     if sweeping and "timeout" in config.trainer:
         raise KbrError(
             "the cells of a sweep run in one process each. Use trainer=cpu or trainer=gpu, and "
-            "hydra/launcher=joblib for several cells at once."
+            "hydra/launcher=side_by_side for several cells at once."
         )
     context = RunContext(
         folder=folder,
