@@ -108,6 +108,8 @@ def test_only_unfinished_training_of_the_same_run_goes_on_by_itself(tmp_path):
     assert not MODEL().was_interrupted(tmp_path, x + 1, z, 0)
     fitted(tmp_path, resume=tmp_path)
     assert not MODEL().was_interrupted(tmp_path, x, z, 0)
+    assert MODEL().was_interrupted(tmp_path, x, z, 0, or_finished=True)
+    assert not MODEL().was_interrupted(tmp_path, x, z, 1, or_finished=True)
     (tmp_path / LAST).write_bytes(b"damaged")
     assert not MODEL().was_interrupted(tmp_path, x, z, 0)
 

@@ -11,37 +11,88 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from kbr.app.sweep_progress import Cell, Timeline, grid_of, in_words, seconds_left
+import kbr.app.cli  # noqa: F401  (registers the resolvers)
+from kbr.app.sweep_progress import (
+    Part,
+    Plan,
+    SweepProgress,
+    Timeline,
+    cells_done,
+    grid_of,
+    in_words,
+    seconds_left,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
 FILES = ("results.csv", "summary.csv", "table.txt", "report.html")
 
 
-def ran(start: float, end: float) -> Cell:
-    return Cell(start=start, end=end, skipped=False)
+def ran(start: float, end: float, cell: str = "a", share: float = 1.0) -> Part:
+    return Part(cell=cell, share=share, start=start, end=end)
 
 
-def skipped(at: float) -> Cell:
-    return Cell(start=at, end=at, skipped=True)
+def skipped(at: float, cell: str) -> Part:
+    return Part(cell=cell, share=1.0, start=at, end=at, skipped=True)
+
+
+ALIKE = dict.fromkeys("abcdef", 1.0)
 
 
 def test_the_estimate_is_the_time_of_a_cell_times_those_left():
-    assert seconds_left([ran(0, 10), ran(10, 30)], 6) == pytest.approx(60)
+    assert seconds_left([ran(0, 10, "a"), ran(10, 30, "b")], ALIKE) == pytest.approx(60)
 
 
 def test_skipped_cells_do_not_spoil_the_estimate():
-    cells = [skipped(0), skipped(1), skipped(2), ran(3, 13)]
-    assert seconds_left(cells, 6) == pytest.approx(20)
-    assert seconds_left(cells[:3], 6) is None
+    parts = [skipped(0, "a"), skipped(1, "b"), skipped(2, "c"), ran(3, 13, "d")]
+    assert seconds_left(parts, ALIKE) == pytest.approx(20)
+    assert seconds_left(parts[:3], ALIKE) is None
 
 
 def test_cells_side_by_side_share_the_clock():
-    assert seconds_left([ran(0, 10), ran(0, 10)], 6) == pytest.approx(20)
+    assert seconds_left([ran(0, 10, "a"), ran(0, 10, "b")], ALIKE) == pytest.approx(20)
 
 
-def test_without_a_total_there_is_no_estimate():
+def test_long_cells_weigh_more_in_the_estimate():
+    assert seconds_left([ran(0, 60, "a")], {"a": 6.0, "b": 2.0, "c": 1.0}) == pytest.approx(30)
+
+
+def test_trials_of_a_cell_count_before_it_ends():
+    parts = [ran(0, 10, "a", 0.25), ran(10, 20, "a", 0.25)]
+    assert seconds_left(parts, {"a": 1.0, "b": 1.0}) == pytest.approx(60)
+    assert cells_done(parts) == 0
+    assert cells_done([*parts, ran(20, 40, "a", 0.5)]) == 1
+
+
+def test_without_a_plan_there_is_no_estimate():
     assert seconds_left([ran(0, 1)], None) is None
+
+
+def test_a_cell_costs_as_its_model_and_its_length():
+    grid = {"model": ["lstm", "iw"], "data.n_train": ["900", "300"], "seed": ["0"]}
+    plan = Plan.of(grid, {"lstm": 6})
+    assert plan.varied == ["model", "data.n_train"]
+    assert plan.costs == {
+        "lstm n_train=900": 5400,
+        "lstm n_train=300": 1800,
+        "iw n_train=900": 900,
+        "iw n_train=300": 300,
+    }
+
+
+def test_long_trials_are_said_with_the_time_left(tmp_path, capsys):
+    timeline = Timeline(path=tmp_path / ".progress")
+    plan = Plan.of({"model": ["lstm", "iw"]}, {})
+    timeline.begin(plan)
+    progress = SweepProgress(timeline=timeline, plan=plan, cell="lstm")
+    now = time.time()
+    progress.trial_ended(now - 20, 1, 4)
+    said = " ".join(capsys.readouterr().out.split())
+    assert said == "[0/2] lstm trial 1 of 4 20 s ~2 min left"
+    progress.trial_ended(now - 1, 2, 4)  # short: counted, not said
+    assert capsys.readouterr().out == ""
+    progress.cell_ended(now - 40, "0.1000", skipped=False)
+    assert capsys.readouterr().out.startswith("[1/2] lstm ")
 
 
 @pytest.mark.parametrize(
@@ -53,9 +104,11 @@ def test_times_in_words(seconds, words):
 
 def test_the_timeline_is_shared_through_its_file(tmp_path):
     one, two = (Timeline(path=tmp_path / "progress") for _ in range(2))
-    one.clear()
+    plan = Plan(varied=["model"], costs={"a": 1.0, "b": 2.0})
+    one.begin(plan)
     one.add(ran(0, 1))
-    assert two.add(skipped(2)) == [ran(0, 1), skipped(2)]
+    assert two.plan() == plan
+    assert two.add(skipped(2, "b")) == [ran(0, 1), skipped(2, "b")]
 
 
 @pytest.mark.parametrize(
@@ -77,12 +130,9 @@ def test_the_number_of_cells_is_known_beforehand(overrides, total):
         config = compose("train", overrides=experiment, return_hydra_config=True)
     OmegaConf.set_readonly(config, False)
     config.hydra.overrides.task = overrides
-    grid = grid_of(config.hydra)
-    assert grid is not None
-    product = 1
-    for count in grid.values():
-        product *= count
-    assert product == total
+    costs = Plan.of(grid_of(config.hydra), {}).costs
+    assert costs is not None
+    assert len(costs) == total
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -148,3 +198,27 @@ def test_a_failed_cell_is_reported_and_the_others_go_on(tmp_path):
     assert "failed" in printed
     assert len(rows(tmp_path)) == 1
     assert "Failed runs" in (tmp_path / "report.html").read_text()
+
+
+def test_cells_that_would_share_a_folder_are_refused(tmp_path):
+    done = start(tmp_path, "data=rotation", "model=ekf", "trials=1,2")
+    _, errors = done.communicate(timeout=120)
+    assert done.returncode != 0
+    assert "Give trials once" in errors
+
+
+def test_finished_trials_of_a_killed_cell_are_not_trained_again(tmp_path):
+    """As if killed between the end of the second training and the cell's own files."""
+    arguments = ["data=dsprites", "data.n_train=40", "data.n_test=10", "model=iw_nn,lstm"]
+    short = ["trials=2", "model.filter.epochs=3", "logger=csv"]
+    start(tmp_path, *arguments, *short).communicate(timeout=300)
+    first = rows(tmp_path)
+    cell = next(tmp_path.glob("*model-lstm*"))
+    (cell / "run.json").unlink()
+    weights = sorted(cell.glob("seed_*/checkpoints/last.ckpt"))
+    before = [path.stat().st_mtime_ns for path in weights]
+    assert len(before) == 2
+    printed, errors = start(tmp_path, *arguments, *short).communicate(timeout=300)
+    assert "already finished" in printed, errors
+    assert [path.stat().st_mtime_ns for path in weights] == before
+    assert rows(tmp_path) == first

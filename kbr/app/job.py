@@ -36,6 +36,7 @@ from kbr.app.run_folder import (
     write_json,
     write_rows,
 )
+from kbr.app.sweep_progress import SweepProgress
 from kbr.app.trainer import launch_of, trainer_settings
 from kbr.app.uncertainty_figures import trial_coverage, uncertainty_metrics
 from kbr.core import checkpoint
@@ -118,7 +119,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
         trainer=trainer_settings(config),
         logger=config.logger,
         resume=Path(config.resume) if config.resume else None,
-        quiet=sweeping,
+        sweep=SweepProgress.of(HydraConfig.get()) if sweeping else None,
         is_first=is_first,
     )
     if is_first and not sweeping:

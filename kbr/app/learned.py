@@ -52,14 +52,15 @@ class TrainedMethod:
         parts, raw, started = [], [], time.perf_counter()
         edges: list[str] = []
         spent = 0.0
-        for seed in seeds:
+        for number, seed in enumerate(seeds, 1):
+            trial_started = time.time()
             data = problem.data(seed)
             folder = _trial_folder(context.folder, seed, seeds)
             resume = context.resume and _trial_folder(context.resume, seed, seeds)
             if resume and not (resume / "checkpoints" / "last.ckpt").is_file():
                 resume = None  # this trial had not begun
             if not context.resume and filt.was_interrupted(
-                folder, data.x_train, data.z_train, seed
+                folder, data.x_train, data.z_train, seed, or_finished=context.sweep is not None
             ):
                 resume = folder
                 if shown:
@@ -89,6 +90,8 @@ class TrainedMethod:
                 plain = KernelBayesFilter().fit(data.x_train, data.z_train)
                 result, truth = problem.test(plain, data)  # type: ignore[arg-type]
                 raw.append(mean_squared_error(result.mean, truth))
+            if context.sweep is not None:
+                context.sweep.trial_ended(trial_started, number, len(seeds))
         if not context.is_first:
             raise SystemExit(0)  # the first worker tests and writes
         info: dict[str, Any] = {"fit/epochs": filt.n_epochs, **problem.info()}

@@ -15,6 +15,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 import kbr
+from kbr.app.sweep_progress import SweepProgress
 from kbr.core.checkpoint import write_atomically
 
 METRICS = "metrics.json"
@@ -33,8 +34,13 @@ class RunContext:
     trainer: dict[str, Any]
     logger: DictConfig
     resume: Path | None = None
-    quiet: bool = False
+    sweep: SweepProgress | None = None  # whose cell this is, if it is one
     is_first: bool = True  # of several workers: the one that writes
+
+    @property
+    def quiet(self) -> bool:
+        """A sweep has lines of its own."""
+        return self.sweep is not None
 
 
 def write_bytes(path: Path, content: bytes) -> None:

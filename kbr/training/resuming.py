@@ -55,8 +55,8 @@ def last_checkpoint(run: Path, record: dict[str, Any]) -> Path | None:
     return path
 
 
-def is_unfinished(run: Path, record: dict[str, Any]) -> bool:
-    """Whether `run` holds unfinished training of this very run, to go on with."""
+def holds_training(run: Path, record: dict[str, Any], *, or_finished: bool) -> bool:
+    """Whether `run` holds training of this very run; finished training counts if asked for."""
     try:
         path = last_checkpoint(run, record)
         if path is None:
@@ -64,4 +64,4 @@ def is_unfinished(run: Path, record: dict[str, Any]) -> bool:
         states = checkpoint.load(path, kind=record["kind"])["callbacks"]
     except KbrError:
         return False  # of other settings or other data, or damaged: begin anew
-    return not any(state.get("finished") for state in states.values())
+    return or_finished or not any(state.get("finished") for state in states.values())

@@ -24,7 +24,7 @@ from kbr.training.data import Observations, SequenceData, training_rows
 from kbr.training.encoder_names import Encoder, describe_encoder, known_encoder
 from kbr.training.encoders import SoftArgmaxCNN, check_sizes
 from kbr.training.lightning_run import train
-from kbr.training.resuming import LAST, is_unfinished, last_checkpoint, record_of
+from kbr.training.resuming import LAST, holds_training, last_checkpoint, record_of
 from kbr.training.sequence_module import SequenceModule
 
 ENCODE_ROWS = 512  # frames encoded at once when filtering
@@ -271,13 +271,17 @@ class TrainedFilter(ABC):
         x_train: ArrayLike | Sequence[ArrayLike],
         z_train: ArrayLike | Sequence[ArrayLike],
         seed: int,
+        *,
+        or_finished: bool = False,
     ) -> bool:
-        """Whether `run` holds unfinished training of this very run, to go on with."""
+        """Whether `run` holds training of this very run to go on with: unfinished, unless
+        `or_finished`, with which complete training is kept and not done again."""
         if not (run / LAST).is_file():
             return False
         x, z, lengths, _ = training_rows(x_train, z_train, whole=not self.in_blocks)
         x = x if isinstance(x, FileRows) else x.float()
-        return is_unfinished(run, self._record(x, z.double(), lengths, seed))
+        record = self._record(x, z.double(), lengths, seed)
+        return holds_training(run, record, or_finished=or_finished)
 
     def _get(self) -> SequenceModule:
         if self._module is None:
