@@ -85,8 +85,7 @@ def changed(folder: Path, to: Path, **settings: object) -> Path:
     [
         ({"data__n_train": 50}, r"data.n_train \(60 and 50\)"),
         ({"data__sigma_x": 0.3}, r"data.sigma_x \(0.2 and 0.3\)"),
-        ({"seed": 3}, "seeds 0 to 6, .* has 3 to 9"),
-        ({"trials": 2}, "has 0 to 1"),
+        ({"seed": 20}, "no seed in common.* has 0 to 6.* has 20 to 26"),
     ],
 )
 def test_runs_that_cannot_be_paired_are_an_error(runs, tmp_path, settings, words):
@@ -94,6 +93,17 @@ def test_runs_that_cannot_be_paired_are_an_error(runs, tmp_path, settings, words
     with pytest.raises(KbrError, match=words):
         compare_runs([runs["original"], other], tmp_path)
     assert not (tmp_path / "comparison.csv").exists()
+
+
+def test_runs_with_other_seeds_are_paired_on_the_common_ones(runs, tmp_path, capsys):
+    few = tmp_path / "few"
+    train(few, *SMALL[:-1], "trials=6", "seed=1", "model=ekf")
+    table = compare_runs([runs["original"], few], tmp_path)
+    assert [row["trials"] for row in table] == [6, 6]
+    assert table[1]["pairs"] == 6
+    expected = errors_of(few) - errors_of(runs["original"])[1:]
+    assert table[1]["p_value"] == pytest.approx(wilcoxon(expected).pvalue, rel=1e-12)
+    assert "the 6 seed(s) that all runs have" in capsys.readouterr().out
 
 
 def test_one_run_or_the_same_twice_is_an_error(runs, tmp_path):

@@ -101,7 +101,7 @@ def test_training_on_a_file_never_reads_it_whole(folder, few_at_once, tmp_path):
     loaded = LearnedFilter.load(tmp_path / "checkpoints" / "best.ckpt")
     assert torch.equal(loaded.filter(data.x_test[0]).mean, result.mean)
     assert problem.view(data, filt, filt.gaze).weights.shape == (30, 90)
-    assert not filt.was_interrupted(tmp_path, data.x_train, data.z_train, seed=0)
+    assert filt.training_in(tmp_path, data.x_train, data.z_train, seed=0) == "finished"
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])

@@ -97,21 +97,31 @@ def test_a_signal_in_the_last_epoch_changes_nothing(tmp_path):
     assert (tmp_path / "checkpoints" / "best.ckpt").is_file()
 
 
-def test_only_unfinished_training_of_the_same_run_goes_on_by_itself(tmp_path):
+def test_training_of_the_same_run_is_known_and_how_far_it_is(tmp_path):
     x, z = sequence()
-    assert not MODEL().was_interrupted(tmp_path, x, z, 0)
+    assert MODEL().training_in(tmp_path, x, z, 0) == "none"
     with pytest.raises(Preempted):
         fitted(tmp_path, Send(signal.SIGTERM, epoch=1))
-    assert MODEL().was_interrupted(tmp_path, x, z, 0)
-    assert not MODEL().was_interrupted(tmp_path, x, z, 1)
-    assert not MODEL(lr=1e-4).was_interrupted(tmp_path, x, z, 0)
-    assert not MODEL().was_interrupted(tmp_path, x + 1, z, 0)
+    assert MODEL().training_in(tmp_path, x, z, 0) == "unfinished"
+    assert MODEL().training_in(tmp_path, x, z, 1) == "none"
+    assert MODEL(lr=1e-4).training_in(tmp_path, x, z, 0) == "none"
+    assert MODEL().training_in(tmp_path, x + 1, z, 0) == "none"
     fitted(tmp_path, resume=tmp_path)
-    assert not MODEL().was_interrupted(tmp_path, x, z, 0)
-    assert MODEL().was_interrupted(tmp_path, x, z, 0, or_finished=True)
-    assert not MODEL().was_interrupted(tmp_path, x, z, 1, or_finished=True)
+    assert MODEL().training_in(tmp_path, x, z, 0) == "finished"
+    assert MODEL().training_in(tmp_path, x, z, 1) == "none"
     (tmp_path / LAST).write_bytes(b"damaged")
-    assert not MODEL().was_interrupted(tmp_path, x, z, 0)
+    assert MODEL().training_in(tmp_path, x, z, 0) == "none"
+
+
+def test_training_that_kept_no_weights_begins_anew(tmp_path):
+    """It says again what to change, instead of loading nothing."""
+    x, z = sequence()
+    fitted(tmp_path)
+    content = torch.load(tmp_path / LAST, weights_only=True)
+    for state in content["callbacks"].values():
+        state["weights"] = {}
+    torch.save(content, tmp_path / LAST)
+    assert MODEL().training_in(tmp_path, x, z, 0) == "none"
 
 
 def test_a_full_disk_while_training_leaves_the_last_checkpoint(tmp_path, monkeypatch):

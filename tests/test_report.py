@@ -116,7 +116,9 @@ def test_different_tasks_get_sections_of_their_own(tmp_path):
     assert headings.index("oscillatory") < headings.index("rotation")
 
 
-@pytest.mark.parametrize("file", ["metrics.json", "run.json", ".hydra/config.yaml"])
+@pytest.mark.parametrize(
+    "file", ["metrics.json", "run.json", ".hydra/config.yaml", ".hydra/hydra.yaml"]
+)
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
 def test_a_damaged_file_is_named_and_its_trials_are_kept(tmp_path, file, damage):
     folder = sweep(tmp_path)
@@ -130,6 +132,26 @@ def test_a_damaged_file_is_named_and_its_trials_are_kept(tmp_path, file, damage)
     assert len(found.runs) == (4 if kept else 3)
     assert any(("not finished" if not kept else file) in problem for problem in found.problems)
     assert "<h2>Problems</h2>" in built(folder)
+
+
+def test_settings_cut_off_anywhere_leave_a_report(tmp_path):
+    """Cut YAML is often still YAML, with nothing where a list or mapping was."""
+    figure = {"name": "f", "x": "n_train", "label": "n", "reference": "iw", "models": ["iw"]}
+    folder = write_run(tmp_path / "run", errors={0: 1.0}, config={"figure": figure})
+    for name in ("config.yaml", "hydra.yaml"):
+        path = folder / ".hydra" / name
+        whole = path.read_text()
+        for end in range(len(whole)):
+            path.write_text(whole[:end])
+            (section,), _ = sections_of(collect([tmp_path]))
+            assert [row["mse"] for row in section.rows] == ["1.0"]
+        path.write_text(whole)
+
+
+def test_a_failure_in_no_known_letters_is_shown(tmp_path):
+    folder = write_run(tmp_path / "run", errors={0: 1.0})
+    (folder / "failure.txt").write_bytes(b"lam \xff")
+    assert collect([tmp_path]).failures[str(folder)].startswith("lam ")
 
 
 def test_a_truncated_results_file_loses_only_its_last_row(tmp_path):
@@ -179,6 +201,61 @@ def test_a_key_that_is_varied_is_the_x_axis_or_part_of_the_name(tmp_path):
     assert section.x == "data.sigma_x"
     assert section.models == ["iw encoder=cnn", "iw encoder=mlp"]
     assert len(section.rows) == 8
+
+
+def test_other_test_sequences_are_not_paired(tmp_path):
+    """A second key of the data makes sections, as its test sequences are others."""
+    for n in (100, 300):
+        for sigma in (0.1, 0.9, 1.0):
+            for model in ("iw", "ekf"):
+                write_run(
+                    tmp_path / f"{n}{sigma}{model}",
+                    model=model,
+                    n_train=n,
+                    errors={seed: sigma + seed for seed in range(7)},
+                    overrides=(f"data.sigma_x={sigma}",),
+                    config={"data": {"name": "rotation", "n_train": n, "sigma_x": sigma}},
+                )
+    sections, problems = sections_of(collect([tmp_path]))
+    assert problems == []
+    names = ["rotation sigma_x=0.1", "rotation sigma_x=0.9", "rotation sigma_x=1"]
+    assert sorted(section.data for section in sections) == names
+    for section in sections:
+        assert section.x == "n_train"
+        assert section.models == ["iw", "ekf"]
+        assert len(section.rows) == 28
+
+
+@pytest.mark.parametrize("lengths", [(100, 100), (100, 200)])
+def test_recordings_are_data_sets_of_their_own(tmp_path, lengths):
+    for path, n in zip(("a.npz", "b.npz"), lengths, strict=True):
+        write_run(
+            tmp_path / path,
+            data="npz",
+            n_train=n,
+            errors={0: float(n)},
+            overrides=(f"data.path={path}",),
+            config={"data": {"name": "npz", "n_train": n, "path": path}},
+        )
+    sections, problems = sections_of(collect([tmp_path]))
+    assert problems == []
+    assert [(section.data, len(section.rows)) for section in sections] == [
+        ("npz a.npz", 1),
+        ("npz b.npz", 1),
+    ]
+
+
+def test_what_was_given_is_no_choice_and_duplicates_are_not_counted(tmp_path):
+    edge = ("lam at the upper edge (0.1) in 2 of 2",)
+    for name in ("a", "b"):
+        write_run(tmp_path / name, errors={0: 1.0, 1: 2.0}, notes=edge)
+    (section,), _ = sections_of(collect([tmp_path]))
+    assert "lam upper (0.1): 2 of 2" in choices_html(section)
+
+
+def test_quick_runs_are_marked(tmp_path):
+    write_run(tmp_path / "run", errors={0: 1.0}, config={"quick": 1})
+    assert "quick: fewer trials" in built(tmp_path)
 
 
 def test_failures_and_unfinished_runs_are_shown(tmp_path):

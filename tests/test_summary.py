@@ -68,6 +68,7 @@ def test_holm_is_over_one_data_set():
     [
         ([1, 2, 3, 4, 5], [2, 3, 4, 5, 6], "fewer than 6 pairs"),
         ([1] * 8, [1] * 8, "all equal"),
+        ([1] * 8, [2] * 8, "the trials are copies"),
         ([1, 1, 1, 1, 1, 1, 2, 3], [1] * 8, "fewer than 6 pairs differ"),
     ],
 )
@@ -77,6 +78,11 @@ def test_what_cannot_be_tested_is_said(a, b, note):
     assert test.note == note
     table = summarize([*rows("old", b), *rows("new", a)], "n_train", "old")
     assert f"1 of 1 comparisons: {note}" in format_table(table, "n_train", "old")
+
+
+def test_a_missing_reference_is_said():
+    table = summarize([*rows("old", [1, 2], n=1), *rows("new", [1, 2], n=2)], "n_train", "old")
+    assert [(row["pairs"], row["note"]) for row in table] == [(None, ""), (0, "no trials of old")]
 
 
 def test_equal_pairs_are_dropped_and_counted():

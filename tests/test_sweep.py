@@ -1,6 +1,7 @@
 """Sweeps: the estimate of the time left, and that a killed sweep comes to the same end."""
 
 import csv
+import os
 import random
 import subprocess
 import sys
@@ -19,9 +20,9 @@ from kbr.app.sweep_progress import (
     Timeline,
     cells_done,
     grid_of,
-    in_words,
     seconds_left,
 )
+from kbr.app.words import in_digits, in_words
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
@@ -86,10 +87,10 @@ def test_long_trials_are_said_with_the_time_left(tmp_path, capsys):
     timeline.begin(plan)
     progress = SweepProgress(timeline=timeline, plan=plan, cell="lstm")
     now = time.time()
-    progress.trial_ended(now - 20, 1, 4)
+    progress.trial_ended(now - 20, 1, 4, skipped=False)
     said = " ".join(capsys.readouterr().out.split())
     assert said == "[0/2] lstm trial 1 of 4 20 s ~2 min left"
-    progress.trial_ended(now - 1, 2, 4)  # short: counted, not said
+    progress.trial_ended(now - 1, 2, 4, skipped=False)  # short: counted, not said
     assert capsys.readouterr().out == ""
     progress.cell_ended(now - 40, "0.1000", skipped=False)
     assert capsys.readouterr().out.startswith("[1/2] lstm ")
@@ -100,6 +101,49 @@ def test_long_trials_are_said_with_the_time_left(tmp_path, capsys):
 )
 def test_times_in_words(seconds, words):
     assert in_words(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "digits"),
+    [
+        (0.05071, "0.0507"),
+        (12.3456, "12.346"),
+        (1234.56, "1234.6"),
+        (1234567.9, "1.2e+06"),
+        (1.2e-5, "1.2e-05"),
+        (0.0, "0.0000"),
+    ],
+)
+def test_errors_in_few_digits(value, digits):
+    assert in_digits(value) == digits
+
+
+def test_a_standard_error_has_the_digits_of_its_mean():
+    assert in_digits(0.00031, like=0.0085) == "0.0003"
+
+
+def test_a_line_that_is_being_written_does_not_stop_a_run(tmp_path):
+    timeline = Timeline(path=tmp_path / ".progress")
+    timeline.begin(Plan(varied=["model"], costs={"a": 1.0}))
+    with timeline.path.open("a") as file:
+        file.write('{"cell": "a", "sha')
+    assert timeline.plan().varied == ["model"]
+    assert timeline.parts() == []
+    timeline.path.unlink()
+    timeline.path.mkdir()  # nothing can be written or read there
+    assert timeline.add(ran(0, 1)) == []
+
+
+def test_a_clock_set_back_gives_no_negative_time():
+    assert seconds_left([ran(100, 10)], ALIKE) == 0
+
+
+def test_globs_are_left_to_hydra():
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = compose("train", return_hydra_config=True)
+    OmegaConf.set_readonly(config, False)
+    config.hydra.overrides.task = ["model=glob(iw*)"]
+    assert grid_of(config.hydra) is None
 
 
 def test_the_timeline_is_shared_through_its_file(tmp_path):
@@ -149,7 +193,8 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         f"hydra.sweep.dir={folder}",
     ]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
+    marked = {**os.environ, "KBR_TEST_SWEEP": str(folder)}
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=marked)
 
 
 @pytest.mark.slow
@@ -198,6 +243,47 @@ def test_a_failed_cell_is_reported_and_the_others_go_on(tmp_path):
     assert "failed" in printed
     assert len(rows(tmp_path)) == 1
     assert "Failed runs" in (tmp_path / "report.html").read_text()
+
+
+def test_what_cannot_be_gathered_is_an_error(tmp_path, monkeypatch, capsys):
+    """Hydra itself would warn and end with exit code 0."""
+    from kbr.app import sweep_results
+    from kbr.app.sweep import SweepReport
+
+    def broken(folder: Path, figure: object) -> None:
+        raise KeyError("label")
+
+    monkeypatch.setattr(sweep_results, "gather", broken)
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
+    with pytest.raises(SystemExit):
+        SweepReport().on_multirun_end(config)
+    assert "KeyError" in capsys.readouterr().err
+
+
+def test_cells_end_with_their_sweep(tmp_path):
+    """The sweep alone is killed, not its group: its workers stop by themselves."""
+    arguments = ["data=dsprites", "model=iw_nn", "data.n_train=300", "seed=0,1,2,3", "logger=csv"]
+    killed = start(tmp_path, *arguments, "hydra/launcher=side_by_side")
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("*/.hydra/config.yaml"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(3)
+    killed.kill()
+    killed.communicate(timeout=120)  # until the last of them has let go of the terminal
+    assert not running(tmp_path)
+    assert not list(tmp_path.glob("*/run.json"))
+
+
+def running(folder: Path) -> list[str]:
+    """Worker processes of the sweep into `folder`, which its name marks through the environment."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (place / "environ").read_bytes():
+                found.append(place.name)
+        except OSError:
+            continue  # ended, or not ours
+    return found
 
 
 def test_cells_that_would_share_a_folder_are_refused(tmp_path):

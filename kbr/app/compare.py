@@ -9,11 +9,13 @@ import torch
 from omegaconf import OmegaConf
 
 from kbr.app.evaluation import Evaluated, apply_model
+from kbr.app.own.problem import OwnData
 from kbr.app.run_folder import write_rows
 from kbr.app.sections import Section
 from kbr.app.style import STYLE, save
 from kbr.app.summary import fill_holm, legend, paired_test, stars, statistics
 from kbr.app.sweep_figures import error_panel, paired_panel
+from kbr.app.words import in_digits
 from kbr.core.errors import KbrError
 
 NAME_WIDTH = 26
@@ -28,24 +30,42 @@ def compare_runs(
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise KbrError("compare was given the same run twice. Name each run once.")
     done = [apply_model(folder, seed=seed, device=device) for folder in folders]
+    seeds = _common_seeds(folders, done)
     for folder, other in zip(folders[1:], done[1:], strict=True):
-        _check_same(folders[0], done[0], folder, other)
+        _check_same(folders[0], done[0], folder, other, seeds)
     names = _names(folders, done)
+    found = [dict(zip(one.seeds, one.outcome.mse.tolist(), strict=True)) for one in done]
     errors = {
-        name: dict(zip(one.seeds, one.outcome.mse.tolist(), strict=True))
-        for name, one in zip(names, done, strict=True)
+        name: {seed: mine[seed] for seed in seeds} for name, mine in zip(names, found, strict=True)
     }
     table = _table(errors, folders)
     target = out or folders[0]
     write_rows(target / "comparison.csv", table)
     pictures = _figure(target / "comparison", done[0].problem.name, errors)
-    print(_text(table, done[0]))
+    print(_text(table, done[0].problem.name, seeds))
+    if any(len(one.seeds) > len(seeds) for one in done):
+        print(f"  the {len(seeds)} seed(s) that all runs have are compared")
     print(f"\n  written:  {target / 'comparison.csv'}, {', '.join(p.name for p in pictures)}")
     return table
 
 
-def _check_same(first: Path, a: Evaluated, second: Path, b: Evaluated) -> None:
-    """The same data settings, the same seeds, and indeed the same latents."""
+def _common_seeds(folders: Sequence[Path], done: Sequence[Evaluated]) -> list[int]:
+    seeds = sorted(set.intersection(*(set(one.seeds) for one in done)))
+    if not seeds:
+        each = ", ".join(
+            f"{folder} has {_span(one.seeds)}" for folder, one in zip(folders, done, strict=True)
+        )
+        raise KbrError(
+            f"these runs have no seed in common, so there is nothing to pair: {each}. Run one "
+            "again with the seed=... trials=... of another."
+        )
+    return seeds
+
+
+def _check_same(
+    first: Path, a: Evaluated, second: Path, b: Evaluated, seeds: Sequence[int]
+) -> None:
+    """The same data settings, and indeed the same latents. Recordings were checked by content."""
     ours, theirs = (_data_settings(one) for one in (a, b))
     differ = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
     if differ:
@@ -54,12 +74,12 @@ def _check_same(first: Path, a: Evaluated, second: Path, b: Evaluated) -> None:
             f"{first} and {second} were run on different data: {listed}. Compare runs whose data "
             "settings agree, or make a report of both: report=[a,b]."
         )
-    if a.seeds != b.seeds:
-        raise KbrError(
-            f"{first} has seeds {_span(a.seeds)}, {second} has {_span(b.seeds)}; paired runs need "
-            "the same. Run one again with the other's seed=... trials=..."
-        )
-    if not torch.equal(a.outcome.truth.double(), b.outcome.truth.double()):
+    if isinstance(a.problem, OwnData):
+        return
+    ours_true, theirs_true = (
+        one.outcome.truth.double()[[one.seeds.index(seed) for seed in seeds]] for one in (a, b)
+    )
+    if not torch.equal(ours_true, theirs_true):
         raise KbrError(
             f"{first} and {second} have the same data settings, but the latents of their test "
             "sequences differ. Were their data files changed in between? Run them again."
@@ -100,18 +120,24 @@ def _table(errors: dict[str, dict[int, float]], folders: Sequence[Path]) -> list
     return table
 
 
-def _text(table: Sequence[dict[str, Any]], first: Evaluated) -> str:
+def _text(table: Sequence[dict[str, Any]], data: str, seeds: Sequence[int]) -> str:
     """At most 80 characters wide."""
     head = f"{'':<{NAME_WIDTH}}{'mean':>9}{'std. err':>10}{'difference':>12}{'p':>9}{'p Holm':>9}"
-    lines = [f"{first.problem.name}, seeds {_span(first.seeds)}: MSE, paired by seed\n", f" {head}"]
+    lines = [f"{data}, seeds {_span(seeds)}: MSE, paired by seed\n", f" {head}"]
     for row in table:
         name = row["model"]
         name = name if len(name) < NAME_WIDTH else f"…{name[-NAME_WIDTH + 2 :]}"
-        line = f" {name:<{NAME_WIDTH}}{row['mean']:>9.4f}{row['stderr']:>10.4f}"
+        mean = row["mean"]
+        line = f" {name:<{NAME_WIDTH}}{in_digits(mean):>9}{in_digits(row['stderr'], mean):>10}"
         if row["difference"] is not None:
-            line += f"{row['difference']:>+12.4f}{_p(row['p_value']):>9}{_p(row['p_holm']):>9}"
+            line += f"{_signed(row['difference'], mean):>12}"
+            line += f"{_p(row['p_value']):>9}{_p(row['p_holm']):>9}"
         lines.append(line + stars(row["p_holm"]))
     return "\n".join([*lines, *legend(table, table[0]["model"])])
+
+
+def _signed(value: float, like: float) -> str:
+    return f"{'-' if value < 0 else '+'}{in_digits(abs(value), like)}"
 
 
 def _p(value: float | None) -> str:

@@ -107,7 +107,7 @@ def apply_model(folder: Path, *, seed: int | None = None, device: str = "cpu") -
     seeds = trial_seeds(saved)
     problem, method = build(saved)
     if isinstance(problem, OwnData):
-        problem.check_same(json.loads((folder / DATA).read_text()))
+        problem.check_same(_record(folder / DATA))
     if seed is not None:
         problem = _fresh(problem, seed - seeds[0])
     if device != "cpu":
@@ -115,6 +115,15 @@ def apply_model(folder: Path, *, seed: int | None = None, device: str = "cpu") -
     outcome = method.evaluate(problem, seeds, folder)
     tested = seeds if seed is None else [seed + i for i in range(len(seeds))]
     return Evaluated(config=saved, problem=problem, method=method, seeds=tested, outcome=outcome)
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """What a run on own data wrote about them."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise KbrError(f"{path} is missing or damaged ({error}). Repeat the run.") from None
+    return found
 
 
 def check_device(device: str) -> None:

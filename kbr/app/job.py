@@ -1,6 +1,8 @@
 """One training run: build, run all trials, write the run folder, say what came out."""
 
 import errno
+import json
+import math
 import shutil
 import sys
 import time
@@ -39,6 +41,7 @@ from kbr.app.run_folder import (
 from kbr.app.sweep_progress import SweepProgress
 from kbr.app.trainer import launch_of, trainer_settings
 from kbr.app.uncertainty_figures import trial_coverage, uncertainty_metrics
+from kbr.app.words import in_digits, with_error
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError, Preempted
 
@@ -61,7 +64,7 @@ def train_job(config: DictConfig) -> float | None:
     folder = Path(hydra.runtime.output_dir)
     sweeping = hydra.mode == RunMode.MULTIRUN
     if sweeping and is_finished(folder, config):
-        return None  # the sweep's own line says so
+        return float(json.loads((folder / METRICS).read_text())["test/mse"])
     if not launch_of().is_first:
         _work(config, folder)
         return None
@@ -84,7 +87,7 @@ def train_job(config: DictConfig) -> float | None:
             raise
         # Whatever it is, the other cells go on; a bug's report needs the traceback.
         (folder / FAILURE).write_text(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
-    return None
+    return math.nan
 
 
 def _work(config: DictConfig, folder: Path) -> None:
@@ -217,14 +220,14 @@ def _tidy(value: float) -> float | str:
 
 
 def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: float) -> None:
-    line = f"{metrics['test/mse']:.4f}"
+    line = in_digits(metrics["test/mse"])
     if metrics["test/trials"] > 1:
-        line += f" ± {metrics['test/mse_stderr']:.4f}"
+        line = with_error(metrics["test/mse"], metrics["test/mse_stderr"])
     shown = [name for name in SHOWN if name in metrics]
     width = max(map(len, ["test/mse  ", *shown]))
     print(f"\n  {'test/mse':<{width}} {line}   ({seconds:.1f} s)")
     for name in shown:
-        print(f"  {name:<{width}} {metrics[name]:.4f}")
+        print(f"  {name:<{width}} {in_digits(metrics[name])}")
     for label in outcome.labels or ():
         print(f"  {'test/rmse':<{width}} {metrics[f'test/rmse/{label}']:<8.4g} {label}")
     if "filter/engine" in metrics:

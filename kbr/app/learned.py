@@ -59,11 +59,12 @@ class TrainedMethod:
             resume = context.resume and _trial_folder(context.resume, seed, seeds)
             if resume and not (resume / "checkpoints" / "last.ckpt").is_file():
                 resume = None  # this trial had not begun
-            if not context.resume and filt.was_interrupted(
-                folder, data.x_train, data.z_train, seed, or_finished=context.sweep is not None
-            ):
-                resume = folder
-                if shown:
+            kept = False
+            if not context.resume:
+                found = filt.training_in(folder, data.x_train, data.z_train, seed)
+                kept = found == "finished" and context.sweep is not None
+                resume = folder if kept or found == "unfinished" else None
+                if shown and resume:
                     print(f"  going on from {folder / 'checkpoints' / 'last.ckpt'}")
             filt.fit(
                 data.x_train,
@@ -91,7 +92,7 @@ class TrainedMethod:
                 result, truth = problem.test(plain, data)  # type: ignore[arg-type]
                 raw.append(mean_squared_error(result.mean, truth))
             if context.sweep is not None:
-                context.sweep.trial_ended(trial_started, number, len(seeds))
+                context.sweep.trial_ended(trial_started, number, len(seeds), skipped=kept)
         if not context.is_first:
             raise SystemExit(0)  # the first worker tests and writes
         info: dict[str, Any] = {"fit/epochs": filt.n_epochs, **problem.info()}

@@ -16,7 +16,7 @@ from kbr.app.report_choices import choices_html
 from kbr.app.report_runs import runs_html
 from kbr.app.run_folder import write_bytes
 from kbr.app.runs import Collection
-from kbr.app.sections import Section, all_rows, sections_of
+from kbr.app.sections import QUICK, Section, all_rows, sections_of
 from kbr.app.summary import paired_test, stars, summarize
 from kbr.app.sweep_figures import ERROR, error_panel, folded, paired_models, paired_panel
 
@@ -59,8 +59,8 @@ def page(found: Collection, sections: Sequence[Section], problems: Sequence[str]
 def _head(title: str, found: Collection, sections: Sequence[Section]) -> str:
     trials = sum(len(section.rows) for section in sections)
     counts = f"{len(found.runs)} runs, {trials} trials"
-    quick = any(run.config.get("quick") is True for run in found.runs)
-    tag = ' <span class="tag">quick: fewer trials than the full experiment</span>' if quick else ""
+    quick = any(run.is_quick for run in found.runs)
+    tag = f' <span class="tag">{QUICK}</span>' if quick else ""
     links = "".join(
         f'<a href="#data-{i}">{escape(section.data)}</a>' for i, section in enumerate(sections)
     )

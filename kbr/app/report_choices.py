@@ -7,9 +7,9 @@ from html import escape
 import numpy as np
 
 from kbr.app.html_table import Cell, table
-from kbr.app.sections import COLUMNS, Row, Section
+from kbr.app.sections import COLUMNS, Row, Section, swept_keys
 
-MEASURED = {"mse", "coverage_90", "coverage_90_raw", "seconds"}
+MEASURED = {"mse", "val_mse", "coverage_90", "coverage_90_raw", "seconds"}
 NOT_CHOSEN = {"data", "model", "seed", *MEASURED, *COLUMNS.values()}
 EDGE = re.compile(
     r"(?P<name>\w+) at the (?P<end>lower|upper) edge \((?P<value>.+)\) in (?P<n>\d+) "
@@ -61,7 +61,8 @@ def edge_counts(notes: Sequence[str], trials: int) -> str:
 
 def _columns(section: Section) -> list[str]:
     names = dict.fromkeys(name for row in section.rows for name in row)
-    return [name for name in names if not (name in NOT_CHOSEN or "." in name or _is_error(name))]
+    given = {*NOT_CHOSEN, *swept_keys(section.runs)}
+    return [name for name in names if not (name in given or "." in name or _is_error(name))]
 
 
 def _is_error(name: str) -> bool:

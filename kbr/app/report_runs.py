@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from kbr.app.runs import Collection, Run
-from kbr.app.sweep_progress import in_words
+from kbr.app.words import in_words
 
 FACTS = {
     "commit": "commit",

@@ -90,10 +90,12 @@ def is_finished(folder: Path, config: DictConfig) -> bool:
     """Whether the folder holds the complete results of exactly this config."""
     try:
         done = json.loads((folder / MANIFEST).read_text())
+        complete = "test/mse" in json.loads((folder / METRICS).read_text())
     except (OSError, json.JSONDecodeError):
         return False
-    complete = (folder / METRICS).is_file() and (folder / RESULTS).is_file()
-    return complete and done.get("fingerprint") == fingerprint(config)
+    return (
+        complete and (folder / RESULTS).is_file() and done.get("fingerprint") == fingerprint(config)
+    )
 
 
 def _commit() -> str | None:

@@ -35,7 +35,16 @@ class Run:
         found: Any = self.config
         for part in key.split("."):
             found = found.get(part) if isinstance(found, dict) else None
-        return found
+        return found.get("name") if isinstance(found, dict) else found
+
+    @property
+    def is_quick(self) -> bool:
+        return bool(self.config.get("quick"))
+
+    @property
+    def figure(self) -> dict[str, Any]:
+        """What its experiment says about the figure, if it is part of one."""
+        return _inside(self.config, "figure")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +70,7 @@ def collect(folders: Sequence[Path]) -> Collection:
         begun = sorted(path.parent.parent for path in folder.rglob(".hydra/config.yaml"))
         failed = sorted(path.parent for path in folder.rglob(FAILURE))
         finished = sorted({path.parent for path in folder.rglob(MANIFEST)} - set(failed))
-        failures |= {str(at): (at / FAILURE).read_text().strip() for at in failed}
+        failures |= {str(at): (at / FAILURE).read_text(errors="replace").strip() for at in failed}
         unfinished = set(begun) - set(finished) - set(failed)
         if unfinished:
             some = ", ".join(sorted(_short(at, folder) for at in unfinished)[:3])
@@ -89,15 +98,19 @@ def _read(folder: Path, problems: list[str]) -> Run | None:
     if rows and expected != len(rows):
         problems.append(f"{folder / RESULTS}: {len(rows)} of {expected} trials")
     config = _yaml(folder / ".hydra" / "config.yaml", problems)
-    hydra = _yaml(folder / ".hydra" / "hydra.yaml", problems).get("hydra", {})
+    hydra = _yaml(folder / ".hydra" / "hydra.yaml", problems)
+    choices = _inside(hydra, "hydra", "runtime", "choices")
+    overrides = _inside(hydra, "hydra", "overrides").get("task")
+    if hydra and not (choices and isinstance(overrides, list)):
+        problems.append(f"{folder / '.hydra' / 'hydra.yaml'}: damaged or truncated")
     if not rows:
         return None
     return Run(
         folder=folder,
         rows=rows,
         config=config,
-        choices={k: str(v) for k, v in hydra.get("runtime", {}).get("choices", {}).items()},
-        overrides=tuple(hydra.get("overrides", {}).get("task", ())),
+        choices={key: str(value) for key, value in choices.items()},
+        overrides=tuple(map(str, overrides)) if isinstance(overrides, list) else (),
         manifest=manifest,
     )
 
@@ -164,6 +177,14 @@ def _settings(path: Path, parse: Callable[[str], Any], problems: list[str]) -> d
         problems.append(f"{path}: damaged or truncated")
         return {}
     return read
+
+
+def _inside(settings: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """Settings within settings; empty where a truncated file has none."""
+    for key in keys:
+        found = settings.get(key)
+        settings = found if isinstance(found, dict) else {}
+    return settings
 
 
 def _short(path: Path, folder: Path) -> str:

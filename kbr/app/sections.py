@@ -9,6 +9,9 @@ from kbr.app.runs import Collection, Run
 from kbr.app.style import STYLES
 
 Row = dict[str, str]
+Trial = tuple[Row, Run]
+QUICK = "quick: fewer trials than the full experiment"
+OWN = "npz"  # the data option of one's own recordings
 COLUMNS = {"data.n_train": "n_train", "data.dim": "dim"}  # keys that results.csv has by itself
 LABELS = {"n_train": "training steps n", "dim": "dimension of x and z"}
 # Overrides that do not make a run another experiment.
@@ -29,18 +32,28 @@ class Section:
     runs: list[Run]
     notes: dict[tuple[str, str], list[str]]  # of a model at x: grid edges that were chosen
 
+    @property
+    def is_quick(self) -> bool:
+        return any(run.is_quick for run in self.runs)
+
 
 def sections_of(found: Collection) -> tuple[list[Section], list[str]]:
     """One for each data set, by name, and all problems.
 
-    Further keys that are varied become part of the models' names.
+    Of further keys that are varied, those of the data make data sets of their own, as their test
+    sequences are others; the rest become part of the models' names.
     """
     problems = list(found.problems)
-    by_data: dict[str, list[Run]] = {}
+    by_data: dict[tuple[str, str], list[Run]] = {}
     for run in found.runs:
         for name in dict.fromkeys(row["data"] for row in run.rows):
-            by_data.setdefault(name, []).append(run)
-    return [_section(name, by_data[name], problems) for name in sorted(by_data)], problems
+            by_data.setdefault((name, _recording(run)), []).append(run)
+    several = {name for name, _ in by_data if sum(name == other for other, _ in by_data) > 1}
+    sections = []
+    for (name, recording), runs in sorted(by_data.items(), key=lambda item: item[0]):
+        shown = f"{name} {recording}" if name in several else name
+        sections += _sections(name, shown, runs, problems)
+    return sections, problems
 
 
 def swept_keys(runs: Sequence[Run]) -> dict[str, list[Any]]:
@@ -68,8 +81,14 @@ def all_rows(runs: Sequence[Run]) -> list[Row]:
     ]
 
 
-def _section(data: str, runs: list[Run], problems: list[str]) -> Section:
-    figure = next((f for run in runs if isinstance(f := run.config.get("figure"), dict)), {})
+def _recording(run: Run) -> str:
+    """The file of a recording of one's own; files of other data hold what is always the same."""
+    return _plain(run.value("data.path")) if run.value("data") == OWN else ""
+
+
+def _sections(data: str, shown: str, runs: list[Run], problems: list[str]) -> list[Section]:
+    """The trials on `data`, in sections for the keys of the data that are not on the x axis."""
+    figure = next((run.figure for run in runs if run.figure), {})
     swept = [key for key in swept_keys(runs) if key not in COLUMNS]
     columns = [name for name in COLUMNS.values() if _varies(runs, name)] + swept
     trials = [
@@ -80,11 +99,20 @@ def _section(data: str, runs: list[Run], problems: list[str]) -> Section:
     ]
     wanted = [*filter(None, [figure.get("x")]), *columns]
     x = next((c for c in wanted if all(_is_number(row.get(c)) for row, _ in trials)), None)
-    variants = [name for name in columns if name != x]
-    for row, _ in trials:
-        parts = [f"{name.rpartition('.')[2]}={row[name]}" for name in variants if row.get(name)]
-        row["model"] = " ".join([row["model"], *parts])
-    order = [*figure.get("models", ()), *STYLES]
+    of_data = {*COLUMNS.values(), *(key for key in swept if key.startswith("data."))} - {x}
+    parts: dict[str, list[Trial]] = {}
+    for row, run in trials:
+        names = {c: f"{c.rpartition('.')[2]}={row[c]}" for c in columns if c != x and row.get(c)}
+        row["data"] = " ".join([shown, *(names[c] for c in names if c in of_data)])
+        row["model"] = " ".join([row["model"], *(names[c] for c in names if c not in of_data)])
+        parts.setdefault(row["data"], []).append((row, run))
+    return [_section(name, x, figure, mine, problems) for name, mine in parts.items()]
+
+
+def _section(
+    data: str, x: str | None, figure: dict[str, Any], trials: list[Trial], problems: list[str]
+) -> Section:
+    order = [*(figure.get("models") or ()), *STYLES]
     models = sorted(
         {row["model"] for row, _ in trials}, key=lambda name: (_rank(name.split()[0], order), name)
     )
@@ -92,19 +120,21 @@ def _section(data: str, runs: list[Run], problems: list[str]) -> Section:
     if reference not in models:
         reference = models[0] if len(models) > 1 else None
     kept = _without_duplicates(data, x, trials, problems)
+    own_label = figure.get("label") if x and x == figure.get("x") else None
+    rows = [row for row, _ in kept]
     return Section(
         data=data,
         x=x,
-        label=figure["label"] if x and x == figure.get("x") else LABELS.get(x or "", x or ""),
+        label=own_label or LABELS.get(x or "", x or ""),
         reference=reference,
         models=models,
-        rows=sorted(kept, key=lambda row: (models.index(row["model"]), _number(row, x))),
-        runs=runs,
-        notes=_notes(trials, x),
+        rows=sorted(rows, key=lambda row: (models.index(row["model"]), _number(row, x))),
+        runs=list(dict.fromkeys(run for _, run in trials)),
+        notes=_notes(kept, x),
     )
 
 
-def _notes(trials: list[tuple[Row, Run]], x: str | None) -> dict[tuple[str, str], list[str]]:
+def _notes(trials: list[Trial], x: str | None) -> dict[tuple[str, str], list[str]]:
     """What the runs noted, by model and x; runs that recorded nothing of the kind are absent."""
     runs: dict[tuple[str, str], list[Run]] = {}
     for row, run in trials:
@@ -119,10 +149,10 @@ def _notes(trials: list[tuple[Row, Run]], x: str | None) -> dict[tuple[str, str]
 
 
 def _without_duplicates(
-    data: str, x: str | None, trials: list[tuple[Row, Run]], problems: list[str]
-) -> list[Row]:
+    data: str, x: str | None, trials: list[Trial], problems: list[str]
+) -> list[Trial]:
     """The first row of each model, x and seed; the others are a problem."""
-    first: dict[tuple[str, str, str], tuple[Row, Run]] = {}
+    first: dict[tuple[str, str, str], Trial] = {}
     double: dict[tuple[str, Path, Path], list[tuple[str, bool]]] = {}
     for row, run in trials:
         key = (row["model"], row[x] if x else "", row["seed"])
@@ -141,7 +171,7 @@ def _without_duplicates(
             f"{data}, {what}: seed(s) {seeds} twice, with {errors} errors, in {where}; the first "
             "is kept"
         )
-    return [row for row, _ in first.values()]
+    return list(first.values())
 
 
 def _varies(runs: Sequence[Run], column: str) -> bool:
@@ -153,6 +183,9 @@ def _rank(name: str, order: Sequence[str]) -> int:
 
 
 def _plain(value: Any) -> str:
+    """1 and 1.0 are one value."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return "" if value is None else str(value)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import wilcoxon
 
+from kbr.app.words import in_digits
+
 STARS = ((1e-4, "****"), (1e-3, "***"), (1e-2, "**"), (5e-2, "*"))
 TEST_FROM = 6  # with fewer pairs the signed-rank test cannot reach p < .05
 SHOWN_COLUMNS = 6  # of a table that is 80 characters wide
@@ -32,6 +34,8 @@ def paired_test(a: Mapping[int, float], b: Mapping[int, float]) -> PairedTest:
         note = f"fewer than {TEST_FROM} pairs"
     elif equal == len(seeds):
         note = "all equal"
+    elif all(len({errors[s] for s in seeds}) == 1 for errors in (a, b)):
+        note = "the trials are copies"  # of one recording, by models that draw nothing
     elif len(seeds) - equal < TEST_FROM:
         note = f"fewer than {TEST_FROM} pairs differ"
     else:
@@ -83,6 +87,8 @@ def summarize(
         if against is not None and model != reference:
             test = paired_test(by_seed, against)
             entry |= {"p_value": test.p, "pairs": test.pairs, "note": test.note}
+        elif reference and model != reference:
+            entry |= {"pairs": 0, "note": f"no trials of {reference}"}
         table.append(entry)
     for data in dict.fromkeys(row["data"] for row in table):
         fill_holm([row for row in table if row["data"] == data])
@@ -145,7 +151,10 @@ def legend(table: Sequence[Mapping[str, Any]], reference: str | None) -> list[st
 
 def _single(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     width = max(13, *(len(row["model"]) for row in rows))
-    return [f" {row['model']:<{width}}{_cell(row):>11} ± {row['stderr']:.4f}" for row in rows]
+    return [
+        f" {row['model']:<{width}}{_cell(row):>11} ± {in_digits(row['stderr'], like=row['mean'])}"
+        for row in rows
+    ]
 
 
 def _blocks(rows: Sequence[Mapping[str, Any]], x: str) -> list[str]:
@@ -166,4 +175,4 @@ def _blocks(rows: Sequence[Mapping[str, Any]], x: str) -> list[str]:
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
-    return "-" if row is None else f"{row['mean']:.4f}"[:6] + stars(row["p_holm"])
+    return "-" if row is None else in_digits(row["mean"]) + stars(row["p_holm"])

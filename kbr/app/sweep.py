@@ -1,9 +1,11 @@
 """What happens around a sweep: a check before it, progress, and tables, figure and report after."""
 
 import json
+import os
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from kbr.app.cli import stop
-from kbr.app.sweep_progress import Plan, SweepProgress, grid_of, in_words, timeline_of
+from kbr.app.orphans import end_with
+from kbr.app.sweep_progress import Plan, SweepProgress, grid_of, timeline_of
+from kbr.app.words import in_digits, in_words, with_error
 
 
 class SweepReport(Callback):
@@ -21,6 +25,7 @@ class SweepReport(Callback):
 
     def __init__(self) -> None:
         self.started = time.time()
+        self.process: int | None = None  # of the sweep; cells may run in others
         self.job_started = 0.0
         self.finished_before: int | None = None
 
@@ -32,6 +37,7 @@ class SweepReport(Callback):
         _check_writable(folder)
         plan = Plan.of(grid_of(config.hydra), (config.get("figure") or {}).get("cost") or {})
         unnamed = config.hydra.job.config.override_dirname.exclude_keys
+        self.process = os.getpid()
         if same := [key for key in plan.varied if key in unnamed]:
             stop(f"cells that differ in {same[0]} alone would share a folder. Give {same[0]} once.")
         timeline_of(config.hydra).begin(plan)
@@ -39,6 +45,8 @@ class SweepReport(Callback):
         print(f"sweep: {count}into {folder}; finished cells are skipped")
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if self.process is not None and self.process == os.getppid():
+            end_with(self.process)
         self.job_started = time.time()
         self.finished_before = _finished(Path(config.hydra.runtime.output_dir))
 
@@ -46,10 +54,13 @@ class SweepReport(Callback):
         if config.hydra.mode != RunMode.MULTIRUN:
             return
         folder = Path(config.hydra.runtime.output_dir)
-        skipped = self.finished_before is not None and self.finished_before == _finished(folder)
+        finished = _finished(folder)
+        done_before = self.finished_before is not None and self.finished_before == finished
         seconds = time.time() - self.job_started
-        result = "already finished" if skipped else _result(folder, seconds)
-        SweepProgress.of(config.hydra).cell_ended(self.job_started, result, skipped=skipped)
+        result = "already finished" if done_before else _result(folder, seconds)
+        SweepProgress.of(config.hydra).cell_ended(
+            self.job_started, result, skipped=done_before or finished is None
+        )
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from kbr.app.sweep_results import gather
@@ -57,7 +68,12 @@ class SweepReport(Callback):
         folder = Path(config.hydra.sweep.dir)
         timeline_of(config.hydra).path.unlink(missing_ok=True)
         seconds = time.time() - self.started
-        failed = gather(folder, config.get("figure"))
+        try:
+            failed = gather(folder, config.get("figure"))
+        except Exception:  # noqa: BLE001  (Hydra would make a warning of it)
+            traceback.print_exc()
+            print(f"  the runs in {folder} are whole; their tables and report are not written")
+            raise SystemExit(1) from None
         print(f"\n  wall time {seconds:.1f} s; results in {folder}")
         print(f"  report:   {folder / 'report.html'}")
         if failed:
@@ -81,9 +97,9 @@ def _result(folder: Path, seconds: float) -> str:
         metrics = json.loads((folder / "metrics.json").read_text())
     except (OSError, json.JSONDecodeError):
         return "no results"
-    error = f"{metrics['test/mse']:.4f}"
+    error = in_digits(metrics["test/mse"])
     if metrics["test/trials"] > 1:
-        error += f" ± {metrics['test/mse_stderr']:.4f}"
+        error = with_error(metrics["test/mse"], metrics["test/mse_stderr"])
     return f"{error:<15} {in_words(seconds):>7}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from kbr.app.sections import Row, Section
+from kbr.app.sections import QUICK, Row, Section
 from kbr.app.style import STYLE, save, styles_of
 from kbr.app.summary import standard_error
 
@@ -26,7 +26,16 @@ def sweep_figure(path: Path, sections: Sequence[Section]) -> list[Path]:
             axis.set_title(section.data)
         if sections[0].x is not None:
             axes[0][0].set_ylabel(ERROR)
-            axes[0][-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+        named = {
+            label: handle
+            for axis in axes[0]
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+        if named:
+            place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
+            axes[0][-1].legend(named.values(), named.keys(), **place)
+        if any(section.is_quick for section in sections):
+            figure.suptitle(QUICK, fontsize="small")
         figure.tight_layout()
         return save(figure, path, ("png", "svg"))
 

@@ -1,15 +1,18 @@
 """How far a sweep is, and how long it will take: kept in a file, as cells may run in processes."""
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Self
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
+
+from kbr.app.words import in_words
 
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 LENGTH = "data.n_train"  # a cell's time grows with it
@@ -24,6 +27,8 @@ def grid_of(hydra: Any) -> dict[str, list[str]] | None:
         return None
     texts = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
     overrides = OverridesParser.create().parse_overrides([*texts, *hydra.overrides.task])
+    if any(isinstance(one.value(), Glob) for one in overrides):
+        return None  # which options there are, only Hydra's own parser knows
     grid = {}  # a key on the command line takes the place of the experiment's own
     for one in overrides:
         swept = one.is_sweep_override() and one.is_discrete_sweep()
@@ -69,7 +74,10 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """When a share of a cell ran, in seconds of the clock; one skipped took no time to speak of."""
+    """When a share of a cell ran, in seconds of the clock.
+
+    `skipped` is what says nothing about the time of others: found done, or failed.
+    """
 
     cell: str
     share: float
@@ -95,16 +103,22 @@ class Timeline:
         return [Part(**line) for line in self._lines() if "varied" not in line]
 
     def add(self, part: Part) -> list[Part]:
-        """All parts so far with this one. Short appended lines are whole, whoever else writes."""
-        with self.path.open("a") as file:
+        """All parts so far with this one; a full disk costs the estimate, not the run."""
+        with suppress(OSError), self.path.open("a") as file:
             file.write(json.dumps(asdict(part)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
         return self.parts()
 
     def _lines(self) -> list[dict[str, Any]]:
-        text = self.path.read_text() if self.path.is_file() else ""
-        return [json.loads(line) for line in text.splitlines()]
+        """The lines that are whole: another process may be writing the last one."""
+        try:
+            text = self.path.read_text()
+        except OSError:
+            return []
+        lines = []
+        for line in text.splitlines():
+            with suppress(json.JSONDecodeError):
+                lines.append(json.loads(line))
+        return lines
 
 
 def timeline_of(hydra: Any) -> Timeline:
@@ -124,7 +138,7 @@ def seconds_left(parts: Sequence[Part], costs: Mapping[str, float] | None) -> fl
     ran = [part for part in parts if not part.skipped]
     if not ran or costs is None:
         return None
-    spent = max(part.end for part in ran) - min(part.start for part in ran)
+    spent = max(0.0, max(part.end for part in ran) - min(part.start for part in ran))
     done = sum(part.share * costs.get(part.cell, 0.0) for part in ran)
     left = sum(cost * (1 - min(1.0, share_done(parts, cell))) for cell, cost in costs.items())
     return spent * left / done if done > 0 else None
@@ -146,12 +160,12 @@ class SweepProgress:
         name = cell_name(hydra.overrides.task, plan.varied)
         return cls(timeline=timeline, plan=plan, cell=name)
 
-    def trial_ended(self, started: float, number: int, trials: int) -> None:
+    def trial_ended(self, started: float, number: int, trials: int, *, skipped: bool) -> None:
         """One of the trials of this cell is done; said if it took long."""
         if number == trials:
             return  # the end of the cell says so
         now = time.time()
-        part = Part(cell=self.cell, share=1 / trials, start=started, end=now)
+        part = Part(cell=self.cell, share=1 / trials, start=started, end=now, skipped=skipped)
         parts = self.timeline.add(part)
         if now - started >= LONG_TRIAL:
             trial = f"trial {number} of {trials}"
@@ -171,12 +185,3 @@ class SweepProgress:
         left = None if silent else seconds_left(parts, costs)
         ahead = f"  ~{in_words(left)} left" if left else ""
         print(f"{place} {self.cell:<33} {result}{ahead}", flush=True)
-
-
-def in_words(seconds: float) -> str:
-    """'0.4 s', '40 s', '12 min', '3.5 h'."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

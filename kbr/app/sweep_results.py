@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from kbr.app.report import write_report
 from kbr.app.run_folder import RESULTS, write_bytes, write_rows
 from kbr.app.runs import collect
-from kbr.app.sections import Section, all_rows, sections_of
+from kbr.app.sections import QUICK, Section, all_rows, sections_of
 from kbr.app.summary import format_table, summarize
 from kbr.app.sweep_figures import sweep_figure
 
@@ -31,7 +31,7 @@ def gather(folder: Path, figure: DictConfig | None) -> dict[str, str]:
 def _tables(folder: Path, sections: list[Section]) -> None:
     """summary.csv, and table.txt with one legend for the sections that share it."""
     rows: list[dict[str, Any]] = []
-    text = []
+    text = [f"\n{QUICK}"] if any(section.is_quick for section in sections) else []
     for (x, reference), alike in groupby(sections, key=lambda s: (s.x, s.reference)):
         table = [row for s in alike for row in summarize(s.rows, x, reference)]
         text.append(format_table(table, x, reference))

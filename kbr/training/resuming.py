@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -11,6 +11,8 @@ from kbr.core.errors import KbrError
 from kbr.core.file_rows import FileRows
 
 LAST = Path("checkpoints") / "last.ckpt"
+
+Training = Literal["none", "unfinished", "finished"]
 
 
 def record_of(
@@ -55,13 +57,15 @@ def last_checkpoint(run: Path, record: dict[str, Any]) -> Path | None:
     return path
 
 
-def holds_training(run: Path, record: dict[str, Any], *, or_finished: bool) -> bool:
-    """Whether `run` holds training of this very run; finished training counts if asked for."""
+def training_in(run: Path, record: dict[str, Any]) -> Training:
+    """How far training of this very run has come in `run`."""
     try:
         path = last_checkpoint(run, record)
         if path is None:
-            return False
-        states = checkpoint.load(path, kind=record["kind"])["callbacks"]
+            return "none"
+        states = checkpoint.load(path, kind=record["kind"])["callbacks"].values()
     except KbrError:
-        return False  # of other settings or other data, or damaged: begin anew
-    return or_finished or not any(state.get("finished") for state in states.values())
+        return "none"  # of other settings or other data, or damaged: begin anew
+    if not any(state.get("finished") for state in states):
+        return "unfinished"
+    return "finished" if any(state.get("weights") for state in states) else "none"

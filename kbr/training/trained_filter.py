@@ -24,7 +24,7 @@ from kbr.training.data import Observations, SequenceData, training_rows
 from kbr.training.encoder_names import Encoder, describe_encoder, known_encoder
 from kbr.training.encoders import SoftArgmaxCNN, check_sizes
 from kbr.training.lightning_run import train
-from kbr.training.resuming import LAST, holds_training, last_checkpoint, record_of
+from kbr.training.resuming import LAST, Training, last_checkpoint, record_of, training_in
 from kbr.training.sequence_module import SequenceModule
 
 ENCODE_ROWS = 512  # frames encoded at once when filtering
@@ -265,23 +265,19 @@ class TrainedFilter(ABC):
     def _record(self, x: Observations, z: Tensor, lengths: list[int], seed: int) -> dict[str, Any]:
         return record_of(self.kind, self.hyper_parameters(), x, z, lengths, seed)
 
-    def was_interrupted(
+    def training_in(
         self,
         run: Path,
         x_train: ArrayLike | Sequence[ArrayLike],
         z_train: ArrayLike | Sequence[ArrayLike],
         seed: int,
-        *,
-        or_finished: bool = False,
-    ) -> bool:
-        """Whether `run` holds training of this very run to go on with: unfinished, unless
-        `or_finished`, with which complete training is kept and not done again."""
+    ) -> Training:
+        """How far training of this very run has come in `run`: none, unfinished or finished."""
         if not (run / LAST).is_file():
-            return False
+            return "none"
         x, z, lengths, _ = training_rows(x_train, z_train, whole=not self.in_blocks)
         x = x if isinstance(x, FileRows) else x.float()
-        record = self._record(x, z.double(), lengths, seed)
-        return holds_training(run, record, or_finished=or_finished)
+        return training_in(run, self._record(x, z.double(), lengths, seed))
 
     def _get(self) -> SequenceModule:
         if self._module is None:
