@@ -183,3 +183,21 @@ def test_active_set_of_unequal_sequences():
         rtol=1e-7,
         atol=1e-9,
     )
+
+
+@pytest.mark.parametrize("rule", [ImportanceWeightedRule(), OriginalRule()])
+def test_the_active_set_in_groups_is_the_active_set_at_once(monkeypatch, rule):
+    """Two data sets of three sequences each: with many, few and no points that have a ratio."""
+    x = torch.as_tensor(data("rotation", 130)[0])
+    kernel = Gaussian().fit(x)
+    points = torch.stack([x, x.flip(0)])
+    update = ActiveSet(kernel, points, kernel(points, points))
+    ratio = torch.rand(2, 3, 130, dtype=x.dtype, generator=torch.Generator().manual_seed(0))
+    ratio = (ratio - x.new_tensor([0.1, 0.9, 1.0])[:, None]).clamp_min(0)
+    query, lam = update.observe(points[:, :3]), x.new_tensor([1e-2, 1e-3, 1e-2]).expand(2, 3)
+    at_once = update.weights(rule, ratio, query, lam)
+    monkeypatch.setattr("kbr.core.filters.engine.GROUP", 1)
+    torch.testing.assert_close(update.weights(rule, ratio, query, lam), at_once)
+    alone = ActiveSet(kernel, points[1], kernel(points[1], points[1]))
+    single = alone.weights(rule, ratio[1], query[1], lam[1])
+    torch.testing.assert_close(single, at_once[1])

@@ -96,3 +96,12 @@ def test_a_tensor_of_scales_is_one_for_each_batch_member():
     batched = Laplace(scale=scale).fit(a)(a, a)
     for member, s, gram in zip(a, scale, batched, strict=True):
         torch.testing.assert_close(Laplace(scale=float(s)).fit(member)(member, member), gram)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_large_data_sets_of_a_batch_are_taken_one_by_one(monkeypatch, same):
+    a = torch.randn(2, 3, 7, 5, dtype=torch.float64)
+    b = a if same else torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    at_once = squared_distances(a, b)
+    monkeypatch.setattr("kbr.core.kernels.NUMBERS", 0)
+    torch.testing.assert_close(squared_distances(a, b), at_once, rtol=1e-12, atol=1e-12)

@@ -15,6 +15,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.inputs import check_positive
 
+NUMBERS = 2**24  # in the points of a batch, above which its data sets are taken one by one
 MEDIAN_POINTS = 2000  # above this, the median is taken over an evenly spaced subset
 FEW_COORDINATES = 32  # up to here, one point's distances are quickest from the differences
 
@@ -25,10 +26,16 @@ def squared_distances(
     """|a_i - b_j|^2 by one matrix product, centred first so that offsets cost no digits.
 
     What is left within rounding of zero is zero: equal points are at distance 0, also where a
-    kernel takes the square root (which would turn 1e-16 into 1e-8).
+    kernel takes the square root (which would turn 1e-16 into 1e-8). Large data sets of a batch are
+    taken one by one, as the copies made here are of their size.
     """
+    same = a is b
+    if a.ndim > 2 and a.shape[:-2] == b.shape[:-2] and a.numel() + b.numel() > NUMBERS:
+        pairs = ((one, one) for one in a) if same else zip(a, b, strict=True)
+        return torch.stack([squared_distances(*pair) for pair in pairs])
     centre = b.mean(-2, keepdim=True)
-    a, b = _in_range(a - centre), _in_range(b - centre)
+    b = _in_range(b - centre)
+    a = b if same else _in_range(a - centre)
     squares = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2)
     rounding = 4 * math.sqrt(a.shape[-1]) * torch.finfo(squares.dtype).eps
     distances = squares - 2 * a @ b.mT
@@ -57,7 +64,8 @@ def median_distance(points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b"]:
     size = points.abs().amax((-2, -1), keepdim=True)  # squares of what is huge or tiny: in range
     size = torch.where(size > 0, size, torch.ones_like(size))
     i, j = torch.triu_indices(n, n, offset=1, device=points.device)
-    distances = squared_distances(points / size, points / size)[..., i, j].sqrt()
+    points = points / size
+    distances = squared_distances(points, points)[..., i, j].sqrt()
     median = distances.median(-1).values
     mean = distances.sum(-1) / (distances > 0).sum(-1).clamp_min(1)
     scale = torch.where(median > 0, median, mean) * size[..., 0, 0]
@@ -91,7 +99,8 @@ class Kernel:
                 "fit(training_points) to take the median distance."
             )
         width = self.widths(a)
-        return self.profile(squared_distances(a / width, b / width))
+        scaled = b / width
+        return self.profile(squared_distances(scaled if a is b else a / width, scaled))
 
     def widths(self, points: Float[Tensor, "*b n d"]) -> Tensor:
         """What points are divided by: one bandwidth, [*b 1 1]; a subclass may have [*b 1 d]."""

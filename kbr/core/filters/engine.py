@@ -25,6 +25,8 @@ from kbr.core.linalg import pivoted_cholesky
 from kbr.core.rules import Rule
 from kbr.core.tables import at_rows, sum_rows, weighted_gram
 
+GROUP = 2**23  # numbers in the Gram matrices that are solved at once: 64 MB
+
 
 @runtime_checkable
 class Update(Protocol):
@@ -86,7 +88,7 @@ class Compressed(LowRank):
 
 @dataclass(frozen=True, eq=False)
 class ActiveSet:
-    """Gram form on the points with a ratio: as many as the busiest sequence has."""
+    """Gram form on the points with a ratio, for groups of sequences that have about as many."""
 
     kernel: Kernel
     points: Float[Tensor, "*b n dx"]
@@ -104,13 +106,21 @@ class ActiveSet:
         lam: Float[Tensor, "*b s"],
     ) -> Float[Tensor, "*b s n"]:
         n = ratio.shape[-1]
-        size = max(int((ratio != 0).sum(-1).max()), 1)
-        index = ratio.abs().topk(size, -1).indices
-        wide = self.gram.unsqueeze(-3).expand(*index.shape[:-1], n, n)
-        rows = take_rows(wide, index)
-        gram = rows.gather(-1, index.unsqueeze(-2).expand(*index.shape[:-1], size, size))
-        part = rule.gram_weights(gram, query.gather(-1, index), ratio.gather(-1, index), n, lam)
-        return torch.zeros_like(ratio).scatter(-1, index, part)
+        flat, cross = ratio.reshape(-1, n), query.expand_as(ratio).reshape(-1, n)
+        lams, grams = lam.expand(ratio.shape[:-1]).reshape(-1), self.gram.reshape(-1, n, n)
+        owner = torch.arange(len(flat), device=ratio.device) // ratio.shape[-2]
+        counts = (flat != 0).sum(-1)
+        order = counts.argsort()
+        parts = []
+        for some in torch.split(order, max(1, GROUP // max(int(counts.max()), 1) ** 2)):
+            r = flat[some]
+            index = r.abs().topk(max(int(counts[some[-1]]), 1), -1).indices
+            rows = grams[owner[some].unsqueeze(-1), index]
+            gram = rows.gather(-1, index.unsqueeze(-2).expand(-1, index.shape[-1], -1))
+            found = (cross[some].gather(-1, index), r.gather(-1, index))
+            part = rule.gram_weights(gram, *found, n, lams[some])
+            parts.append(torch.zeros_like(r).scatter(-1, index, part))
+        return torch.cat(parts)[order.argsort()].reshape(ratio.shape)
 
 
 def compress(features: Features, *, tolerance: float) -> Compressed:
