@@ -52,7 +52,8 @@ def tables(text: str) -> list[list[list[str]]]:
         (2, "low_dim", "rotation", "n_train"),
         (3, "low_dim", "oscillatory", "n_train"),
         (4, "dsprites", "dsprites", "n_train"),
-        (5, "dmlab_captured", "dmlab", "n_train"),
+        (5, "dmlab", "dmlab", "n_train"),
+        (6, "dmlab_captured", "dmlab", "n_train"),
     ],
 )
 def test_result_tables_stand_in_committed_files(number, file, data, x):
@@ -87,3 +88,15 @@ def test_every_measured_number_stands_in_a_committed_file():
                 continue
             unit = 10.0 ** -len(text.split(".")[1])
             assert any(abs(float(text) - value) <= 0.6 * unit for value in known), (name, text)
+
+
+def test_commands_commits_and_times_are_those_of_the_recorded_runs():
+    text = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    with (RESULTS / "runs.csv").open() as handle:
+        runs = list(csv.DictReader(handle))
+    assert len(runs) == 5
+    for run in runs:
+        expected = f"`{run['command']}` ({run['commit']}, {run['seconds']} s)"
+        assert expected in text, expected
+    stated = re.findall(r"\(([0-9a-f]{7}), (\d+) s\)", text)
+    assert sorted(stated) == sorted((run["commit"], run["seconds"]) for run in runs)
