@@ -104,7 +104,8 @@ def _work(config: DictConfig, folder: Path) -> None:
 
 
 def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
-    if HydraConfig.initialized():
+    by_hydra = HydraConfig.initialized()
+    if by_hydra:
         check_numbers(config, HydraConfig.get().runtime.choices)
     torch.set_num_threads(config.trainer.threads)
     seeds = trial_seeds(config)
@@ -122,7 +123,8 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
         trainer=trainer_settings(config),
         logger=config.logger,
         resume=Path(config.resume) if config.resume else None,
-        sweep=SweepProgress.of(HydraConfig.get()) if sweeping else None,
+        quiet=sweeping,
+        sweep=SweepProgress.of(HydraConfig.get()) if by_hydra and sweeping else None,
         is_first=is_first,
     )
     if is_first and not sweeping:

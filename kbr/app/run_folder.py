@@ -34,13 +34,9 @@ class RunContext:
     trainer: dict[str, Any]
     logger: DictConfig
     resume: Path | None = None
-    sweep: SweepProgress | None = None  # whose cell this is, if it is one
+    quiet: bool = False  # a sweep has lines of its own
+    sweep: SweepProgress | None = None  # that this run is a cell of, if any
     is_first: bool = True  # of several workers: the one that writes
-
-    @property
-    def quiet(self) -> bool:
-        """A sweep has lines of its own."""
-        return self.sweep is not None
 
 
 def write_bytes(path: Path, content: bytes) -> None:
