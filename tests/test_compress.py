@@ -127,6 +127,21 @@ def test_more_landmarks_than_pairs_keep_all_that_matter():
     )
 
 
+@pytest.mark.parametrize("share", [0.01, 1.0, 100.0])
+def test_all_pairs_kept_are_the_filter_itself_whatever_the_ridges(share, tmp_path):
+    """Forwards and backwards, for a transition's ridge below, at and above the ratio's."""
+    data = Rotation().generate(n_train=150, n_test=40, seed=1001)
+    settings = {"eta": 1e-3, "lam_transition": 1e-3 * share, "scales": (1.0,)}
+    filt = KernelBayesFilter(rule=RULES["iw"], **settings).fit(data.x_train, data.z_train)
+    small = filt.compress(2000)
+    small.save(tmp_path / "small.ckpt")
+    assert small.operators.n == 150
+    for made in (small, KernelBayesFilter.load(tmp_path / "small.ckpt")):
+        for run in ("filter", "smooth"):
+            off = getattr(made, run)(data.x_test).mean - getattr(filt, run)(data.x_test).mean
+            assert off.norm(dim=-1).mean() < 3e-3  # 0.02 and more with one ridge for both
+
+
 def test_batches_and_compressed_filters_are_refused():
     with pytest.raises(KbrError, match="one data set"):
         compressed().compress(20)

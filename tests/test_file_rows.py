@@ -1,12 +1,13 @@
 """Frames that stay in their file: read by blocks, trained on exactly, never all at once."""
 
+import os
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from kbr.app.own import arrays
 from kbr.app.own.problem import OwnData
 from kbr.app.own.read import Source
 from kbr.app.own.split import Splitting
@@ -65,6 +66,8 @@ def test_rows_are_those_of_the_file(folder):
     assert rows.shape == (ROWS, 1, 8, 8)
     some = rows[10:40].part(np.array([3, 1, 20]))
     assert torch.equal(some.read(), torch.from_numpy(frames[[13, 11, 30]]).float()[:, None])
+    mixed = rows[[0, 2, 1, 3]]  # the ends as far apart as those of a slice
+    assert torch.equal(mixed, torch.from_numpy(frames[[0, 2, 1, 3]]).float()[:, None])
     assert torch.equal(rows[[5]], torch.from_numpy(frames[5:6]).float()[:, None])
     joined = FileRows.join([rows[:7], rows[50:60]])
     assert torch.equal(joined.read(), torch.cat([rows[:7].read(), rows[50:60].read()]))
@@ -155,16 +158,34 @@ def test_gradients_of_two_workers_average_to_that_of_all_points(monkeypatch):
     torch.testing.assert_close(sum(found) / 2, truth, rtol=1e-10, atol=1e-12)
 
 
-def test_a_large_npz_is_unpacked_once(folder, monkeypatch, capsys):
-    np.savez_compressed(folder / "packed.npz", x=np.load(folder / "x.npy"), z=np.ones((ROWS, 2)))
-    monkeypatch.setattr(arrays, "UNPACKED", 1000)
-    first = own(folder / "packed.npz").recording
-    assert "packed.x.npy" in capsys.readouterr().out
-    again = own(folder / "packed.npz").recording
-    assert capsys.readouterr().out == ""
-    assert first.file is not None
+def test_a_large_npz_is_unpacked_where_the_user_says(folder, tmp_path, capsys, monkeypatch):
+    """Never unasked; once; and what lies there is trusted by its content alone."""
+    packed, frames = folder / "packed.npz", np.load(folder / "x.npy")
+    np.savez_compressed(packed, x=frames, z=np.ones((ROWS, 2)))
+    before = set(folder.iterdir())
+    with pytest.raises(KbrError, match=r"data\.max_gb=5e-06.*data\.unpack=<folder>"):
+        _ = own(packed, max_gb=5e-6).recording
+    assert set(folder.iterdir()) == before
+    asked = {"max_gb": 5e-6, "unpack": str(tmp_path / "room")}
+    first = own(packed, **asked).recording
+    (made,) = (tmp_path / "room").iterdir()
+    assert str(made) in capsys.readouterr().out
     assert isinstance(first.x, np.memmap)
+    np.testing.assert_array_equal(first.file.raw()[:, 0], frames)
+    again = own(packed, **asked).recording
+    assert capsys.readouterr().out == ""
     assert first.digest() == again.digest() != own(folder).recording.digest()
+
+    stamp = made.stat()
+    content = bytearray(made.read_bytes())
+    content[-1] ^= 255
+    made.write_bytes(content)  # another content, of the same size and time
+    os.utime(made, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert own(packed, **asked).recording.digest() == first.digest()
+    made.unlink()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=5))
+    with pytest.raises(KbrError, match=r"free in data\.unpack"):
+        _ = own(packed, **asked).recording
 
 
 def test_frames_with_nan_are_missing(folder, few_at_once):

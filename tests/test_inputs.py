@@ -11,6 +11,7 @@ from kbr import (
     Gaussian,
     ImportanceWeightedRule,
     KbrError,
+    KernelBayesFilter,
     KuLSIF,
     Laplace,
     Linear,
@@ -20,6 +21,7 @@ from kbr import (
     RandomFourier,
     RuLSIF,
 )
+from kbr.core.filters.sequences import training_sequences
 from kbr.core.inputs import as_pairs, as_tensor, check_positive
 from kbr.core.linalg import ridge_solve
 from kbr.core.rules import importance_weighted
@@ -48,8 +50,14 @@ def unchecked():
     [
         ([1.0, 2.0], torch.float64),
         (np.ones((2, 2), np.float32), torch.float32),
-        (np.ones((2, 2), np.uint8), torch.float32),
-        (np.array([True, False]), torch.float32),
+        (np.ones((2, 2, 2), np.uint8), torch.float32),  # images
+        (np.ones((2, 2), np.uint8), torch.float64),
+        (np.array([True, False]), torch.float64),
+        (1_700_000_000 + np.arange(4), torch.float64),  # seconds of an epoch, to the second
+        ([100_000_001, 100_000_002], torch.float64),
+        (np.array([1, 2**31], np.uint32), torch.float64),
+        (np.arange(3.0).astype(">f8"), torch.float64),
+        (np.arange(3, dtype=np.longdouble), torch.float64),
         (torch.ones(2, dtype=torch.float16), torch.float16),
         (np.arange(6.0)[::-2], torch.float64),
     ],
@@ -58,6 +66,21 @@ def test_arrays_lists_and_tensors_become_floating_point(value, dtype):
     tensor = as_tensor(value, name="x")
     assert tensor.dtype == dtype
     np.testing.assert_array_equal(tensor.numpy(), np.asarray(value))
+
+
+def test_what_is_masked_is_missing():
+    mask = [[False, True], [False, False]]
+    for values in (np.array([[1, 2], [3, 4]]), np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)):
+        tensor = as_tensor(np.ma.masked_array(values, mask), name="x")
+        np.testing.assert_array_equal(tensor.numpy(), [[1, np.nan], [3, 4]])
+    with pytest.raises(KbrError, match="x must be finite; 1 of 4"):
+        as_pairs(np.ma.masked_array(values, mask), values)
+
+
+def test_lists_of_tensors_are_stacked_and_graphs_are_left_behind():
+    leaf = torch.ones(2, requires_grad=True)
+    for value in (leaf, 2 * leaf, [leaf, leaf]):
+        assert not as_tensor(value, name="x").requires_grad
 
 
 def test_read_only_arrays_are_copied_without_a_warning():
@@ -75,8 +98,16 @@ def test_arrays_share_memory_where_they_can():
     ("value", "words"),
     [
         ([[1.0], [1.0, 2.0]], "x must be a numeric array"),
-        (np.array(["a", "b"]), "x must be a numeric array"),
-        (np.array([1j]), "x must be real"),
+        (np.array(["a", "b"]), "numpy reads it as <U1"),
+        ([1.0, None], "numpy reads it as object; missing values are NaN"),
+        (None, "x must be a numeric array or tensor; got NoneType"),
+        ({"a": 1.0}, "got dict"),
+        (np.zeros(2, "M8[s]"), "numpy reads it as datetime64"),
+        (np.zeros(2, [("a", "f8")]), "x must be a numeric array"),
+        ([10**400], "x must be a numeric array"),
+        ([torch.ones(2), torch.ones(3)], "x must be a numeric array"),
+        (np.array([1j]), "real numbers; got torch.complex128"),
+        (torch.eye(2).to_sparse(), "dense array.*got torch.sparse_coo"),
     ],
 )
 def test_what_is_not_numeric_is_refused(value, words):
@@ -92,6 +123,79 @@ def test_pairs_flatten_observations_and_keep_their_shape():
     x, z, shape = as_pairs([1.0, 2.0], [3.0, 4.0])
     assert x.shape == z.shape == (2, 1)
     assert shape == ()
+
+
+@pytest.mark.parametrize(
+    ("x", "z", "lengths"),
+    [
+        (X.tolist(), Z.tolist(), [6]),
+        (X.tolist(), Z[:, 0].tolist(), [6]),
+        (X.tolist(), Z, [6]),
+        (list(X), list(Z[:, 0]), [6]),
+        (list(np.ones((6, 4, 3))), Z.tolist(), [6]),  # frames and their latents
+        ([X], [Z], [6]),
+        ([X, X], (Z, Z), [6, 6]),
+        ([torch.as_tensor(X), X[:2]], [Z, Z[:2]], [6, 2]),
+        ([X[:, 0], X[:2, 0]], [Z[:, 0], Z[:2, 0]], [6, 2]),
+    ],
+)
+def test_lists_of_numbers_are_one_array_and_lists_of_arrays_are_sequences(x, z, lengths):
+    assert training_sequences(x, z)[2] == lengths
+
+
+@pytest.mark.parametrize(
+    ("x", "z", "words"),
+    [
+        (list(X), list(Z), r"rows or sequences. Pass one array \(numpy.array\(x\)\)"),
+        ([X, X], [Z.tolist(), Z.tolist()], "rows or sequences"),
+        ([X.tolist(), X[:2].tolist()], [Z.tolist(), Z[:2].tolist()], "as a list of arrays"),
+        (list(np.ones((6, 4, 3))), list(Z), r"got 4 and 2 in item 0.*numpy.array\(x\)"),
+        ([X, X], [Z], "as many sequences; got 2 of x and 1 of z"),
+        ([], [], "at least one row"),
+    ],
+)
+def test_lists_that_could_be_read_in_two_ways_are_refused(x, z, words):
+    with pytest.raises(KbrError, match=words):
+        training_sequences(x, z)
+
+
+def test_absent_observations_are_kept_where_they_are_allowed():
+    x, gaps = X.copy(), X.copy()
+    x[1, 0], x[4, 1], gaps[1, 0], gaps[4, 1] = np.nan, np.inf, np.nan, np.nan
+    np.testing.assert_array_equal(as_pairs(x, Z, missing=True)[0].numpy(), gaps)
+    np.testing.assert_array_equal(training_sequences([x], [Z], missing=True)[0].numpy(), gaps)
+    with pytest.raises(KbrError, match="z must be finite"):
+        as_pairs(X, x, missing=True)
+    with pytest.raises(KbrError, match="at least one row without missing values"):
+        as_pairs(np.full_like(X, np.nan), Z, missing=True)
+
+
+@pytest.mark.parametrize("convert", [np.array, torch.tensor, lambda a: torch.tensor(a).float()])
+def test_what_is_done_to_arrays_after_fitting_changes_no_answer(convert):
+    """The filter, several sequences, a rule and its prior own what they were given."""
+    x, z, samples = convert(X), convert(Z), convert(Z[:5])
+    settings = {"rule": ImportanceWeightedRule(lam=0.1), "eta": 0.1, "scales": (1.0,)}
+    filt, several = (KernelBayesFilter(**settings) for _ in range(2))
+    filt.fit(x, z)
+    several.fit([x, x[:3]], [z, z[:3]])
+    rule, prior = fitted(x, z), Embedding.from_samples(samples)
+
+    def now():
+        steps = [f.step(f.init(), X[0]).mean for f in (filt, several)]
+        return torch.cat([*steps, filt.filter(X).mean[0], rule.posterior(X[0], prior).mean])
+
+    before = now()
+    for array in (x, z, samples):
+        array += 100
+    torch.testing.assert_close(now(), before)
+
+
+def test_a_stream_keeps_no_graph():
+    filt = KernelBayesFilter(rule=ImportanceWeightedRule(lam=0.1), eta=0.1, scales=(1.0,))
+    x, z = (torch.tensor(part, requires_grad=True) for part in (X, Z))
+    belief = filt.fit(x, z).step(filt.init(), x[0])
+    for answer in (belief.mean, belief.state, filt.filter(x).mean, filt.smooth(x).mean):
+        assert not answer.requires_grad
 
 
 BROKEN = X.copy()
@@ -112,6 +216,10 @@ ENDLESS[2, 0] = np.inf
         ),
         (np.ones(6), np.ones((2, 6, 1)), "x must have shape"),
         (X[:0], Z[:0], "at least one row"),
+        (X[:, :0], Z, r"at least one number in every row; got x of shape \(6, 0\)"),
+        (X, Z[:, :0], r"at least one number in every row.* z of shape \(6, 0\)"),
+        (np.array(1.0), Z, "x must have shape"),
+        (list("abcdef"), Z, "x must be a numeric array"),
         (BROKEN, Z, r"x must be finite; 1 of 12.*first at index \(3, 1\)"),
         (X, ENDLESS, r"z must be finite; 1 of 12.*first at index \(2, 0\)"),
     ],
@@ -121,7 +229,20 @@ def test_training_data_that_does_not_fit_is_refused(x, z, words):
         fitted(x, z)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), torch.tensor([1.0, 0.0])])
+@pytest.mark.parametrize(
+    "value", [0.0, -1.0, 1e-310, float("nan"), float("inf"), torch.tensor([1.0, 0.0])]
+)
+def test_a_number_that_is_not_positive_is_refused(value):
+    with pytest.raises(KbrError, match=r"noise must be a finite number.*at least 2.2e-308\); got"):
+        check_positive(value, name="noise")
+
+
+@pytest.mark.parametrize("value", ["abc", None, [1.0]])
+def test_what_is_no_number_is_refused(value):
+    with pytest.raises(KbrError, match="noise must be a number greater than zero"):
+        check_positive(value, name="noise")
+
+
 @pytest.mark.parametrize(
     ("name", "make"),
     [
@@ -131,12 +252,18 @@ def test_training_data_that_does_not_fit_is_refused(x, z, words):
         ("eta", lambda v: RuLSIF(eta=v)),
         ("bandwidth", lambda v: Gaussian(bandwidth=v)),
         ("scale", lambda v: Laplace(scale=v)),
-        ("noise", lambda v: check_positive(v, name="noise")),
     ],
 )
-def test_ridges_and_bandwidths_must_be_positive(name, make, value):
+def test_ridges_and_bandwidths_must_be_positive(name, make):
     with pytest.raises(KbrError, match=f"{name} must be a finite number greater than zero"):
-        make(value)
+        make(0.0)
+
+
+def test_a_ridge_lost_in_rounding_names_the_next_one_to_try():
+    """1e-300 is a number greater than zero; beside sums near one it is nothing."""
+    x = np.repeat(X, 30, 0)
+    with pytest.raises(KbrError, match=r"= .*e-2..; raise n lam to .*e-1. or more"):
+        ImportanceWeightedRule(lam=1e-300, form="gram").fit(x, x).posterior(X, uniform())
 
 
 @pytest.mark.parametrize(

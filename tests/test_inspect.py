@@ -67,6 +67,14 @@ def with_gaps(data):
     data["x"][:260:2] = np.nan
 
 
+def with_markers(data):
+    data["x"][7:90:9, 1] = -999
+
+
+def with_a_copy_of_any_size(data):
+    data["x"][:, 1] = 1e300 * data["z"][:, 0]
+
+
 def with_degrees(data):
     data["z"] = np.degrees(np.arctan2(data["z"][:, 1:], data["z"][:, :1]))
 
@@ -84,7 +92,12 @@ def with_radians(data):
         (with_a_constant, ["'x_2' of x is constant"]),
         (with_drift, ["drift: 'x_1'"]),
         (with_a_copy, ["leakage: 'x_2'", "'z_1'"]),
-        (with_missing, ["7 rows have a missing x", "1 rows have a missing z"]),
+        (
+            with_missing,
+            ["7 rows have a missing or infinite x", "1 rows have a missing or infinite z"],
+        ),
+        (with_markers, ["'x_2' is -999 in 10 rows, far below all others", "cells empty"]),
+        (with_a_copy_of_any_size, ["leakage: 'x_2'", "'z_1'"]),
         (with_gaps, ["40 of 170 training rows are followed"]),
         (with_degrees, ["'z_1' jumps", "circular=[z_1] angle_unit=degrees"]),
         (with_radians, ["'z_1' jumps", "circular=[z_1] angle_unit=radians"]),
@@ -122,7 +135,14 @@ def test_the_command_says_what_it_understood(tmp_path, capsys, images):
     main([str(path), "z=[px,py]", "data.units={px:m,py:m}", "test_share=0.2", f"output={plots}"])
     out = capsys.readouterr().out
     shape = "[200, 3, 8, 9], uint8" if images else "[200, 2], float64"
-    for word in (shape, "1 gaps", "160 rows in 2 pieces", "40 rows in 1", "px [m]", "no warnings"):
+    for word in (
+        shape,
+        "1 gap cuts it into 2 pieces",
+        "160 rows in 2 pieces",
+        "40 rows in 1",
+        "px [m]",
+        "no warnings",
+    ):
         assert word in out
     assert max(len(line) for line in out.replace(str(tmp_path), "").splitlines()) <= 80
     pictures = {picture.name for picture in plots.glob("*.png")}
@@ -135,6 +155,42 @@ def test_the_command_says_what_it_understood(tmp_path, capsys, images):
         "data.units={px:m,py:m}",
         "data.test_share=0.2",
     ]
+
+
+def test_a_difficult_table_fits_a_narrow_screen(tmp_path, capsys):
+    """Units far apart, an offset, an angle, words, jitter, a gap, missing and infinite values."""
+    rng = np.random.default_rng(1000)
+    time = 1_714_564_800 + np.cumsum(0.1 * (0.2 + 1.6 * rng.random(300)))
+    time[200:] += 30
+    yaw = np.cumsum(8 + rng.normal(size=300)) % 360
+    sine = np.sin(np.radians(yaw)) + 0.1 * rng.normal(size=300)
+    lines = ["state,time,current [A],force [N],pressure [Pa],yaw,note"]
+    for k in range(300):
+        force = "inf" if k == 60 else f"{1e6 * sine[k]:.1f}"
+        current = "" if k in (20, 21) else f"{1e-6 * sine[k]:.4e}"
+        pressure = f"{1e6 + sine[k]:.3f}"
+        lines.append(f'ok,{time[k]:.6f},{current},{force},{pressure},{yaw[k]:.2f},"a, b"')
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(lines))
+    names = "x=['current [A]','force [N]','pressure [Pa]']"
+    main([str(path), names, "z=[yaw]", "circular=[yaw]", f"output={tmp_path / 'plots'}"])
+    out = capsys.readouterr().out
+    for word in ("1 gap cuts it into 2 pieces", "state, note", "sampling is irregular", "(span "):
+        assert word in out
+    assert "3 rows have a missing or infinite x" in " ".join(out.split())
+    assert re.search(r"pressure \[Pa\] +99999\d\.\d+ ", out)  # not 1e+06 for all
+    assert max(len(line) for line in out.replace(str(tmp_path), "").splitlines()) <= 80
+    command = shlex.split(re.search(r"train: (.*)", out.replace("\\\n", ""), re.DOTALL)[1])
+    assert f"data.{names}" in command
+
+
+def test_numbers_too_close_to_draw_are_drawn(tmp_path):
+    data = clean(100)
+    data["x"] = np.stack([1e16 + 2.0 * (data["x"][:, 0] > 0), 1e300 * data["x"][:, 1]], 1)
+    path = tmp_path / "my.npz"
+    np.savez(path, **data)
+    main([str(path), f"output={tmp_path}"])
+    assert (tmp_path / "parts.png").is_file()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from kbr.app.plan import announce
 from kbr.core import memory, tables
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.errors import KbrError
-from kbr.core.features import Identity
+from kbr.core.features import Identity, PivotedCholesky
 from kbr.core.filters import large
 from kbr.core.filters.known_transition import TransitionRatio
 from kbr.core.filters.transition import transition_pairs
@@ -86,6 +86,24 @@ def test_pivots_of_a_subset_serve_all_points(everything_large, monkeypatch):
     operators = fixed().fit(x, z).operators
     left_out = 1 - operators.phi.double().square().sum(-1)
     assert float(left_out.abs().max()) < 1e-3  # k(z, z) = 1
+
+
+def test_a_rank_that_is_asked_for_is_kept_and_one_that_is_cut_is_said(
+    everything_large, monkeypatch
+):
+    x, z = sequences()
+    monkeypatch.setattr(large, "OBSERVATION_RANK", 6)
+    cut = fixed().fit(x, z).operators
+    assert cut.update.features.train.shape[-1] == 6
+    (note,) = cut.notes
+    assert note.startswith("rank of x cut at 6 of 400 points; largest residual ")
+    assert note.endswith("pass kernel_x=PivotedCholesky(max_rank=...) for more")
+    rule = ImportanceWeightedRule(lam=1e-2, kernel_x=PivotedCholesky(max_rank=40))
+    asked = fixed(rule).fit(x, z).operators
+    assert asked.update.features.train.shape[-1] == 40
+    assert asked.notes == ()
+    monkeypatch.setattr(large, "OBSERVATION_RANK", 399)
+    assert fixed().fit(x, z).operators.notes == ()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 
 from kbr import Embedding, KbrError, posterior_from_simulations, posterior_from_simulator
 from kbr.core.kernels import Gaussian
-from kbr.core.proposals import propose
+from kbr.core.proposals import propose, systematic_sample
 from kbr.core.regression import kernel_regression
 
 NOISE = 0.5
@@ -124,13 +124,17 @@ def test_simulations_that_failed_are_left_out():
     torch.testing.assert_close(whole.mean, part.mean)
 
 
-def test_a_tensor_of_prior_draws_will_do_and_runs_repeat():
-    pool = normal(4, 400, 2)
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_tensor_of_prior_draws_will_do_and_runs_repeat(rounds):
+    """No draw is simulated twice, in one round or in two."""
+    pool = normal(4, 760, 2)
     first, again = (
-        posterior_from_simulator(simulator(), SEEN, pool, n=200, seed=3) for _ in range(2)
+        posterior_from_simulator(simulator(), SEEN, pool, n=200, rounds=rounds, seed=3)
+        for _ in range(2)
     )
     torch.testing.assert_close(first.mean, again.mean)
     assert all(bool((row == pool).all(-1).any()) for row in first.z)
+    assert len(first.z.unique(dim=0)) == 200
 
 
 @pytest.mark.parametrize(
@@ -158,21 +162,46 @@ def test_errors_of_the_simulator_and_the_budget():
         posterior_from_simulator(simulator(), SEEN, prior, n=3)
     with pytest.raises(KbrError, match="one x for each"):
         posterior_from_simulator(lambda z: z[:1], SEEN, prior, n=20)
-    with pytest.raises(KbrError, match="at least n = 50 draws"):
-        posterior_from_simulator(simulator(), SEEN, normal(0, 20, 2), n=50)
+    with pytest.raises(KbrError, match=r"at least 190 draws for n = 50 .* 2 round.*; got 189"):
+        posterior_from_simulator(simulator(), SEEN, normal(0, 189, 2), n=50)
+    with pytest.raises(KbrError, match=r"at least 50 draws for n = 50 .* 1 round.*; got 49"):
+        posterior_from_simulator(simulator(), SEEN, normal(0, 49, 2), n=50, rounds=1)
+    with pytest.raises(KbrError, match="asked for 15 draws; got 2"):
+        posterior_from_simulator(simulator(), SEEN, lambda n, g: normal(0, 2, 2), n=50)
     with pytest.raises(KbrError, match="level"):
         posterior_from_simulator(simulator(), SEEN, prior, n=20).interval(1.5)
 
 
-def test_a_proposal_is_weighted_back_to_the_prior():
-    """Under the proposal, E[f / tilt] is the prior's E f."""
-    generator = torch.Generator().manual_seed(0)
-    pool = torch.randn(40000, 1, dtype=torch.float64, generator=generator)
-    near = Embedding.from_samples(1 + 0.5 * normal(1, 500, 1))
-    chosen, tilt = propose(near, pool, 4000, generator)
-    assert chosen.mean() > 0.4
-    back = 1 / tilt(chosen)
-    assert abs((back / back.sum()) @ chosen.squeeze(-1)) < 0.1
+@pytest.mark.parametrize("pool_size", [500, 4000])
+def test_a_proposal_is_weighted_back_to_the_prior(pool_size):
+    """Under the proposal E[f / ratio] is the prior's E f: f = 1 and z where 0 < z < 2, z normal."""
+    near = Embedding.from_samples(1 + 0.3 * normal(1, 500, 1))
+    found = []
+    for seed in range(1000, 1100):
+        generator = torch.Generator().manual_seed(seed)
+        pool = torch.randn(pool_size, 1, dtype=torch.float64, generator=generator)
+        chosen, tilt = propose(near, pool, 100, generator)
+        assert len(chosen.unique()) == 100
+        inside = ((chosen > 0) & (chosen < 2)) / tilt(chosen).unsqueeze(-1)
+        found.append(torch.cat([inside, chosen * inside], 1).mean(0))
+    answers = torch.stack(found)
+    truth = torch.tensor([0.47725, 0.34495], dtype=torch.float64)
+    standard_error = answers.std(0) / len(answers) ** 0.5
+    assert (standard_error < 0.01).all()
+    assert ((answers.mean(0) - truth).abs() < 3 * standard_error).all()
+
+
+def test_draws_are_kept_as_often_as_their_shares_say():
+    """Inclusion without replacement, exactly: also for shares near one."""
+    shares = torch.tensor([0.95, 0.5, 0.3, 0.2, 0.05], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1000)
+    counts = torch.zeros(5, dtype=torch.float64)
+    for _ in range(3000):
+        rows = systematic_sample(3 * shares, 2, generator)
+        assert len(set(rows.tolist())) == 2
+        counts[rows] += 1
+    error = (shares * (1 - shares) / 3000).sqrt()
+    assert ((counts / 3000 - shares).abs() < 4 * error).all()
 
 
 def test_leave_one_out_residuals_are_those_of_refitting():

@@ -17,9 +17,9 @@ import torch
 
 from kbr import KernelBayesFilter
 from kbr.app.evaluation import _fresh
+from kbr.app.own.findings import reading_notes
 from kbr.app.own.problem import OwnData
-from kbr.app.own.read import Source
-from kbr.app.own.scaling import Scaling
+from kbr.app.own.read import Source, read_recording
 from kbr.app.own.split import Splitting
 from kbr.core.errors import KbrError
 from kbr.core.filters.result import FilterResult
@@ -95,8 +95,50 @@ def test_csv_columns_are_chosen_by_name(tmp_path):
 def test_csv_time_may_be_dates(tmp_path):
     rows = [f"2024-05-01T12:00:{s:02d},{s},{s}" for s in [*range(30), *range(40, 59)]]
     recording = own(table(tmp_path, "time,a,b\n" + "\n".join(rows)), x=["a"], z=["b"]).recording
-    assert recording.longest_step() == 1.5
+    assert recording.sampling().limit == 1.5
+    assert recording.time_unit == "s"
     assert list(np.flatnonzero(recording.starts())) == [0, 30]
+
+
+def test_large_time_stamps_keep_their_last_digits(tmp_path):
+    """Nanoseconds since 1970 as whole numbers: float64 would see steps of 0 and 256."""
+    stamps = 1_714_564_800_000_000_000 + 100 * np.arange(60)
+    rows = "\n".join(f"{t},{k},{k}" for k, t in enumerate(stamps))
+    written = table(tmp_path, f"time,a,b\n{rows}\n")
+    arrays = {"x": np.arange(60.0), "z": np.arange(60.0)}
+    for recording in (
+        Source(path=str(written), x=["a"], z=["b"]).read(),
+        Source(path=str(saved(tmp_path, **arrays, time=stamps))).read(),
+        Source(path=str(saved(tmp_path, **arrays, time=stamps.astype(np.uint64)))).read(),
+    ):
+        np.testing.assert_array_equal(np.diff(recording.time), 100)
+    days = (stamps[0] + 10**9 * np.arange(60)).astype("datetime64[ns]")
+    recording = Source(path=str(saved(tmp_path, **arrays, time=days))).read()
+    np.testing.assert_array_equal(recording.time, np.arange(60))
+    assert recording.time_unit == "s"
+
+
+@pytest.mark.parametrize(
+    ("stamps", "expected"),
+    [
+        (["2024-05-01T12:00:00Z", "2024-05-01T14:00:01+02:00"], [0, 1]),
+        (["2024-05-01 12:00:00.25", "2024-05-01 12:00:01.5"], [0, 1.25]),
+        (["2024-05-01", "2024-05-02"], [0, 86400]),
+        (["2024-05-01T12:00:00Z", "2024-05-01T12:00:01"], "line 3 .* time zone"),
+        (["2024-05-01T12:00:00", "yesterday"], "line 3 .*yesterday"),
+        (["2024-05-01T12:00:00", ""], "line 3"),
+        (["1", "nan"], "row 2 has none"),
+        (["1", "1"], "row 2 has the time of the row before, 1"),
+        (["1714564800.5", "1714564800.25"], "1714564800.25 after 1714564800.5"),
+    ],
+)
+def test_dates_and_their_zones(tmp_path, stamps, expected):
+    path = table(tmp_path, "time,a,b\n" + "".join(f"{stamp},1,2\n" for stamp in stamps))
+    if isinstance(expected, str):
+        with pytest.raises(KbrError, match=expected):
+            Source(path=str(path), x=["a"], z=["b"]).read()
+    else:
+        assert Source(path=str(path), x=["a"], z=["b"]).read().time.tolist() == expected
 
 
 def test_a_folder_of_frames_is_read(tmp_path):
@@ -117,7 +159,151 @@ def test_a_folder_of_frames_is_read(tmp_path):
     assert own(tmp_path, resize=[4, 8]).recording.x.shape == (31, 3, 4, 8)
 
 
+# New recordings, whose state is not known
+
+
+def test_a_recording_without_z_is_read_by_the_names_of_x(tmp_path):
+    """Columns in any order, words among them; z where all of it is there."""
+    path = table(tmp_path, "note,b,t,a\nok,2,0,1\n,4,1,3\n")
+    found = read_recording(path, x=["a", "b"], z=["px", "py"], time="t")
+    assert found.x.tolist() == [[1, 2], [3, 4]]
+    assert found.z.shape == (2, 2)
+    assert np.isnan(found.z).all()
+    assert not found.has_truth
+    assert found.z_missing.all()
+    assert found.z_names == ("px", "py")
+    assert found.unused == ("note",)
+    path = table(tmp_path, "py,a,px\n5,1,6\n,2,8\n")
+    found = read_recording(path, x=["a"], z=["px", "py"])
+    assert found.has_truth
+    np.testing.assert_array_equal(found.z, [[6, 5], [8, np.nan]])
+    path = table(tmp_path, "py,a\n5,1\n7,2\n")
+    found = read_recording(path, x=["a"], z=["px", "py"])
+    assert not found.has_truth
+    assert found.unused == ("py",)
+    path = table(tmp_path, "a\n1\n\n3\n\n\n")  # in one column an empty line is a missing value
+    np.testing.assert_array_equal(read_recording(path, x=["a"]).x, [[1], [np.nan], [3]])
+
+
+def test_arrays_and_frames_without_z_are_read(tmp_path):
+    from PIL import Image
+
+    x = np.arange(20.0).reshape(10, 2)
+    found = read_recording(saved(tmp_path, x=x, extra=x), x=["a", "b"], z=["px"])
+    np.testing.assert_array_equal(found.x, x)
+    assert (found.has_truth, found.z.shape, found.unused) == (False, (10, 1), ("extra",))
+    with pytest.raises(KbrError, match="no array 'z'"):
+        Source(path=str(tmp_path / "my.npz")).read()
+    np.save(tmp_path / "x.npy", x)
+    assert read_recording(tmp_path).x.shape == (10, 2)
+    with pytest.raises(KbrError, match=r"x\.npy and no z\.npy"):
+        Source(path=str(tmp_path)).read()
+    folder = tmp_path / "frames"
+    folder.mkdir()
+    Image.fromarray(np.zeros((6, 5), dtype=np.uint8)).save(folder / "0.png")
+    (folder / "states.csv").write_text("file\n0.png\n\n0.png\n")
+    found = read_recording(folder, z=["px"])
+    assert found.x.shape == (3, 1, 6, 5)
+    assert found.x_missing.tolist() == [False, True, False]
+    assert not found.has_truth
+    (folder / "states.csv").write_text("file,px\n0.png,7\n")
+    assert read_recording(folder, z=["px"]).z.tolist() == [[7]]
+
+
+def test_missing_columns_are_named_with_those_that_are_close(tmp_path):
+    path = table(tmp_path, "accel_x,accel_y,speed\n1,2,3\n")
+    with pytest.raises(KbrError) as caught:
+        read_recording(path, x=["acel_x", "accel_y", "Speed"])
+    said = str(caught.value)
+    assert "no column 'acel_x', 'Speed'" in said
+    assert "Did you mean 'accel_x', 'speed'?" in said
+    assert "There are: accel_x, accel_y, speed" in said
+
+
+def test_rows_know_their_place_in_the_file(tmp_path):
+    path = table(tmp_path, "sequence,a\nq,0\np,1\nq,2\np,3\n")
+    found = read_recording(path, x=["a"])
+    assert found.x[:, 0].tolist() == [0, 2, 1, 3]
+    assert found.row.tolist() == [0, 2, 1, 3]
+
+
 # Borders and parts
+
+
+def jittered(kind: str, rows: int = 600) -> np.ndarray:
+    rng = np.random.default_rng(1000)
+    steps = {
+        "none": np.ones(rows),
+        "normal": np.abs(1 + 0.3 * rng.normal(size=rows)) + 1e-3,
+        "uniform": 0.05 + 2 * rng.random(rows),
+        "two rates": rng.choice([1.0, 2.0], size=rows),
+        "exponential": rng.exponential(size=rows) + 1e-3,
+    }
+    return np.cumsum(steps[kind])
+
+
+@pytest.mark.parametrize("kind", ["none", "normal", "uniform", "two rates"])
+def test_jitter_in_time_cuts_nothing_and_true_gaps_do(tmp_path, kind):
+    x, z = turning(600)
+    time = jittered(kind)
+    recording = own(saved(tmp_path, x=x, z=z, time=time)).recording
+    assert recording.sampling().gaps == 0
+    assert recording.sampling().irregular == (kind != "none")
+    time[300:] += 50
+    problem = own(saved(tmp_path, x=x, z=z, time=time))
+    assert list(np.flatnonzero(problem.recording.starts())) == [0, 300]
+    notes = reading_notes(problem.recording, problem.parts)
+    assert "1 gap cuts it into 2 pieces" in notes[0]
+    assert "data.max_gap" in notes[0]
+    assert any("sampling is irregular" in note for note in notes) == (kind != "none")
+
+
+def test_random_arrivals_are_not_shredded(tmp_path):
+    x, z = turning(600)
+    recording = own(saved(tmp_path, x=x, z=z, time=jittered("exponential"))).recording
+    assert recording.sampling().gaps < 0.03 * 600
+
+
+def test_many_cuts_are_said_with_what_to_do(tmp_path):
+    """A tenth of the rows lost on an even grid: true gaps, and too many to keep quiet about."""
+    x, z = turning(600)
+    time = np.delete(np.arange(660.0), np.arange(5, 655, 11)[:59])[:600]
+    problem = own(saved(tmp_path, x=x, z=z, time=time))
+    (note,) = reading_notes(problem.recording, problem.parts)
+    assert "into 60 pieces: steps of time longer than 1.5" in note
+    assert "10% of the steps are cut: raise data.max_gap" in note
+    wide = own(saved(tmp_path, x=x, z=z, time=time), max_gap=2.5)
+    assert len(wide.parts.train) == 1
+    (note,) = reading_notes(wide.recording, wide.parts)
+    assert "sampling is irregular: steps of time from 1 to 2" in note
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"), [({"max_gap": 3}, "no time stamps"), ({"max_gap": 0}, "greater than 0")]
+)
+def test_a_gap_that_cannot_be_is_refused(tmp_path, keys, words):
+    x, z = turning(60)
+    with pytest.raises(KbrError, match=words):
+        _ = own(saved(tmp_path, x=x, z=z), **keys).parts
+
+
+def test_what_was_left_out_is_said(tmp_path):
+    x, z = turning(120)
+    lines = [f"{a},{b},7,{c},{'word'},{9 if t else ''}" for t, (a, b, c) in enumerate(np.c_[x, z])]
+    lines[3] = "inf,1,7,2,word,9"
+    lines[50] = lines[51] = lines[52]
+    path = table(tmp_path, "a,b,fixed,yaw,note,\n" + "\n".join(lines) + "\n")
+    problem = own(path, x=["a", "b", "fixed"], z=["yaw"])
+    notes = reading_notes(problem.recording, problem.parts)
+    assert [note.split(":")[0] for note in notes] == [
+        "1 rows have a missing or infinite x",
+        "2 rows repeat an earlier row exactly (x and z)",
+        "'fixed' of x is constant over the training rows",
+        "columns not used",
+    ]
+    assert notes[-1] == "columns not used: note, (column 6, without a name)"
+    both = own(path, x=["a", "yaw"], z=["yaw"])
+    assert any("x holds the answer" in n for n in reading_notes(both.recording, both.parts))
 
 
 def test_training_pieces_cross_no_sequence_gap_or_missing_row(tmp_path):
@@ -358,6 +544,7 @@ HALF = np.arange(100.0)
         ({"x": X + 1j, "z": Z}, {}, ["complex"]),
         ({"x": X, "z": Z[:, :, None]}, {}, ["[T, dz]"]),
         ({"x": X[:0], "z": Z[:0]}, {}, ["rows"]),
+        ({"x": np.full((100, 5, 5), 1e200), "z": Z}, {}, ["too large for float32"]),
         ({"x": X, "z": Z}, {"z": ["a", "b"]}, ["data.z", "2 columns"]),
         ({"x": X, "z": Z}, {"z": ["a"], "circular": ["yaw"]}, ["data.circular", "yaw", "(a)"]),
         ({"x": X, "z": Z}, {"units": {"px": "m"}}, ["data.units", "px"]),
@@ -392,7 +579,7 @@ def test_a_bad_npz_is_named(tmp_path, arrays, keys, words):
         ("a,b\n1,2\n", {"x": ["a"]}, ["data.z", "a, b"]),
         ("a,b\n1,2,3\n", {"x": ["a"], "z": ["b"]}, ["line 2", "3 cells"]),
         ("a,b\n", {"x": ["a"], "z": ["b"]}, ["column names"]),
-        ("a,a\n1,2\n", {"x": ["a"], "z": ["a"]}, ["a twice"]),
+        ("a,a\n1,2\n", {"x": ["a"], "z": ["a"]}, ["2 columns 'a'"]),
         ("a,b,t\n1,2,noon\n", {"x": ["a"], "z": ["b"], "time": "t"}, ["line 2", "noon"]),
         ("a,b,s\n1,2,\n", {"x": ["a"], "z": ["b"], "sequence": "s"}, ["line 2", "data.sequence"]),
     ],
@@ -415,7 +602,7 @@ def test_bad_paths_and_frames_are_named(tmp_path):
     with pytest.raises(KbrError, match=r"line 2 .*no\.png"):
         _ = own(tmp_path).recording
     (tmp_path / "no.png").write_bytes(b"not an image")
-    with pytest.raises(KbrError, match="cannot be read as an image"):
+    with pytest.raises(KbrError, match="damaged or no image"):
         _ = own(tmp_path).recording
 
 

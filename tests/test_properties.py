@@ -363,7 +363,7 @@ def test_likelihood_free_rounds(draws, kind):
     }
     seen = draws.double().sort(0).values[0]
     seen = torch.zeros_like(seen) if kind == "constant" else seen
-    post = answers(lambda: posterior_from_simulator(simulators[kind], seen, draws, n=24))
+    post = answers(lambda: posterior_from_simulator(simulators[kind], seen, draws, n=12))
     if post is not None:
         assert no_nan(post.mean, post.cov, post.interval(), post.ratio)
 

@@ -32,11 +32,11 @@ Draw = Callable[[int], None]
 
 def animate(path: Path, outcome: Outcome) -> Path | None:
     """Writes the GIF; None where there is nothing that moves in a plane."""
-    if outcome.view is None or outcome.shown_cov is None or outcome.mean.shape[-1] < 2:
+    if outcome.view is None or outcome.cov is None or outcome.mean.shape[-1] < 2:
         return None
     view = outcome.view()
     mean, truth = outcome.mean[0].double(), outcome.truth[0].double()
-    cov = outcome.shown_cov[0].double()
+    cov = outcome.cov[0].double()
     steps = min(BELIEFS, len(mean))
     with plt.style.context(STYLE), plt.rc_context({"figure.dpi": 100, "font.size": 8}):
         size = (5.4, 3.2) if view.has_images else (3.4, 3.8)

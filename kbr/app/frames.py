@@ -5,19 +5,18 @@ images with a table of headings, a .csv file with the columns file and yaw. Noth
 """
 
 import csv
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 import kbr._torchvision  # noqa: F401  (before torchvision)
 from kbr.app.maze_frames import maze_frames
+from kbr.app.pictures import inside, read_picture
 from kbr.core.datasets.frame_table import FrameTable
 from kbr.core.errors import KbrError
+from kbr.core.npy import Npz
 
 CHUNK = 64  # frames resized at a time
 RADIANS = 6.3  # a turn in radians, rounded up
@@ -69,22 +68,9 @@ def captured_frames(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _from_archive(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    arrays: dict[str, np.ndarray] = {}
-    try:
-        with path.open("rb") as stream:
-            archive = np.load(stream, allow_pickle=False)
-            if isinstance(archive, np.lib.npyio.NpzFile):
-                arrays = {key: archive[key] for key in ("images", "yaw") if key in archive}
-    except ValueError as error:
-        raise KbrError(
-            f"{path} is no plain .npz archive: it is damaged, or holds Python objects, which are "
-            f"never unpickled ({error}). Save {LAYOUT} with numpy.savez_compressed."
-        ) from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
-        raise KbrError(
-            f"{path} ({path.stat().st_size:,} bytes) is damaged or cut short: {error}. Copy it "
-            "again, or record it again."
-        ) from error
+    npz = Npz(path)
+    there = [key for key in ("images", "yaw") if key in npz.names()]
+    arrays = {key: npz.read(key, advice="Record fewer or smaller frames.") for key in there}
     if "images" not in arrays:
         raise KbrError(f"{path} has no array called images. Save {LAYOUT}.")
     if "yaw" not in arrays:
@@ -116,7 +102,10 @@ def _from_folder(path: Path) -> tuple[np.ndarray, np.ndarray]:
         yaw = np.array([float(row["yaw"]) for row in rows])
     except (TypeError, ValueError) as error:
         raise KbrError(f"yaw in {tables[0]} must be numbers, in degrees: {error}.") from error
-    images = [_image(path / (row["file"] or "")) for row in rows]
+    images = [
+        _image(inside(path, row["file"] or "", f"row {k} of {tables[0]}"))
+        for k, row in enumerate(rows, start=1)
+    ]
     sizes = sorted({image.shape[:2] for image in images})
     if len(sizes) > 1:
         raise KbrError(
@@ -128,18 +117,11 @@ def _from_folder(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _image(path: Path) -> np.ndarray:
     """One picture, which must be RGB: what the channels mean is not for us to guess."""
-    if not path.is_file():
-        raise KbrError(f"There is no frame {path}, which the table of headings lists.")
-    try:
-        with Image.open(path) as image:
-            if image.mode != "RGB":
-                kind = {"L": "greyscale", "RGBA": "RGBA"}.get(image.mode, f"of mode {image.mode}")
-                raise KbrError(f"{path} must be an RGB image; it is {kind}. Convert it to RGB.")
-            return np.asarray(image)
-    except KbrError:
-        raise
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise KbrError(f"{path} is damaged or no image: {error}. Copy it again.") from error
+    image = read_picture(path)
+    if image.mode != "RGB":
+        kind = {"L": "greyscale", "RGBA": "RGBA"}.get(image.mode, f"of mode {image.mode}")
+        raise KbrError(f"{path} must be an RGB image; it is {kind}. Convert it to RGB.")
+    return np.asarray(image)
 
 
 def _check_images(images: np.ndarray, path: Path) -> None:

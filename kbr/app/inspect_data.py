@@ -4,9 +4,12 @@ The keys are those of data=npz: kbr-inspect log.csv x=[ax,ay] z=[px,py] time=t. 
 folder of the plots.
 """
 
+import math
 import re
+import shlex
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from kbr.core.errors import KbrError
 
 WIDTH = 80
 SHOWN = 24  # columns in the table
+FRAMES = 500  # whose pixels the table is about
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -33,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def inspect(path: str, settings: list[str]) -> None:
     """Print what was understood and what may be wrong; plots go into a folder."""
-    from kbr.app.own.findings import findings
+    from kbr.app.own.findings import findings, some_of
     from kbr.app.own.inspect_figures import inspect_figures
 
     problem, output = _problem(path, settings)
@@ -42,16 +46,20 @@ def inspect(path: str, settings: list[str]) -> None:
     _say("x", f"{list(recording.x.shape)}, {recording.dtypes[0]}")
     _say("z", f"{list(recording.z.shape)}, {recording.dtypes[1]}")
     _say("sequences", _sequences(problem))
+    for name, text in zip(("time", ""), _time(problem), strict=False):
+        _say(name, text)
     _say("missing", f"x in {recording.x_missing.sum()} rows, z in {recording.z_missing.sum()} rows")
     train, test = len(parts.train_rows), len(parts.test_rows)
     pieces = f"{train} rows in {len(parts.train)} pieces to train on"
     _say("split", f"{parts.kind}: {pieces}, {test} rows in {len(parts.test)} to test on")
+    if recording.unused:
+        _say("not used", some_of(recording.unused))
     print()
     _table(problem)
     print("\nwarnings" if (found := findings(problem)) else "\nno warnings")
     for line in found:
         print(textwrap.fill(line, WIDTH, initial_indent="  - ", subsequent_indent="    "))
-    _ = problem.scale_x, problem.scale_z  # what training would refuse is refused here
+    _ = problem.filter_units  # what training would refuse is refused here
     pictures = inspect_figures(output, problem)
     print(f"\nplots: {output}/ ({', '.join(picture.name for picture in pictures)})")
     print(_command(path, settings))
@@ -63,7 +71,7 @@ def _command(path: str, settings: list[str]) -> str:
     for setting in settings:
         word = f"data.{setting.removeprefix('data.')}"
         words += [] if word.startswith("data.output=") else [word]
-    quoted = [f"'{word}'" if re.search(r"[\s{};&|*?$]", word) else word for word in words]
+    quoted = [_quoted(word) for word in words]
     lines, line = [], "train: python train.py data=npz"
     for word in quoted:
         if len(line) + len(word) + 3 > WIDTH:
@@ -71,6 +79,13 @@ def _command(path: str, settings: list[str]) -> str:
             line = "   "
         line += f" {word}"
     return "\n".join([*lines, line])
+
+
+def _quoted(word: str) -> str:
+    """For a shell: brackets alone need no quotes, quoted names stand in double ones."""
+    if re.fullmatch(r"[\w@%+=:,./\[\]-]+", word, re.ASCII):
+        return word
+    return f'"{word}"' if "'" in word and not re.search(r'["$`\\!]', word) else shlex.quote(word)
 
 
 def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
@@ -100,15 +115,27 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
 
 
 def _sequences(problem: Any) -> str:
-    recording = problem.recording
-    lengths = np.bincount(recording.sequence)
-    text = f"{len(lengths)}, of {lengths.min()} to {lengths.max()} rows"
-    if recording.time is None:
-        return text + "; no time stamps, every row is one step"
-    gaps = int(recording.starts(problem.splitting.max_gap).sum()) - len(lengths)
-    steps = np.diff(recording.time)[np.diff(recording.sequence) == 0]
-    usual = f"{np.median(steps):g}" if len(steps) else "none"
-    return f"{text}; usual step of time {usual}, {gaps} gaps"
+    lengths = np.bincount(problem.recording.sequence)
+    if len(lengths) == 1:
+        return f"1, of {lengths[0]} rows"
+    return f"{len(lengths)}, of {lengths.min()} to {lengths.max()} rows"
+
+
+def _time(problem: Any) -> Iterator[str]:
+    """The span and the steps of time, and how they cut the recording."""
+    from kbr.app.own.findings import gap_words
+
+    recording, sampling = problem.recording, problem.parts.sampling
+    if recording.time is None or sampling is None:
+        yield "no time stamps: every row counts as one step"
+        return
+    unit = f" {recording.time_unit}" if recording.time_unit else ""
+    first, last = recording.time.min(), recording.time.max()
+    yield (
+        f"{first:.10g} to {last:.10g}{unit} (span {last - first:.4g}); steps of "
+        f"{sampling.shortest:.4g} to {sampling.longest:.4g}{unit}, usually {sampling.usual:.4g}"
+    )
+    yield gap_words(sampling, int(recording.sequence[-1]) + 1, recording.time_unit)
 
 
 def _say(name: str, text: str) -> None:
@@ -119,15 +146,38 @@ def _say(name: str, text: str) -> None:
 def _table(problem: Any) -> None:
     """A row for each column: its range and what is missing."""
     recording = problem.recording
-    print(f"  {'column':<26}{'min':>10}{'mean':>10}{'max':>10}{'sd':>10}{'missing':>9}")
+    print(f"  {'column':<26}{'min':>11}{'mean':>11}{'max':>11}{'sd':>11}{'missing':>8}")
     names = [*(("z", n) for n in recording.z_names), *(("x", n) for n in recording.x_names)]
-    columns = [*recording.z.T, *np.moveaxis(recording.x, 1, 0)]
+    some = recording.x[:: max(1, len(recording) // FRAMES)] if recording.has_images else recording.x
+    columns = [*recording.z.T, *np.moveaxis(some, 1, 0)]
     for (letter, name), values in list(zip(names, columns, strict=True))[:SHOWN]:
-        there = values[np.isfinite(values)]
-        stats = (there.min(), there.mean(), there.max(), there.std()) if len(there) else ()
-        mark = " (angle)" if name in problem.circular else ""
-        label = textwrap.shorten(f"{letter}: {problem.label(name)}{mark}", 25, placeholder="...")
-        cells = "".join(f"{value:>10.4g}" for value in stats) or f"{'-':>40}"
-        print(f"  {label:<26}{cells}{np.size(values) - len(there):>9}")
+        there = values[np.isfinite(values)].astype(np.float64)
+        label = textwrap.shorten(f"{letter}: {problem.label(name)}", 25, placeholder="...")
+        cells = _cells(there, angle=name in problem.circular)
+        print(f"  {label:<26}{cells}{np.size(values) - len(there):>8}")
     if len(names) > SHOWN:
         print(f"  ... and {len(names) - SHOWN} more columns of x")
+    if len(some) < len(recording):
+        print(f"  (pixels of {len(some)} of the {len(recording)} frames)")
+
+
+def _cells(values: np.ndarray, *, angle: bool) -> str:
+    """Minimum, mean, maximum and sd; angles have no plain mean."""
+    if not len(values):
+        return f"{'-':>11}" * 4
+    peak = float(np.abs(values).max()) or 1.0  # so that squares of large numbers do not overflow
+    mean, sd = peak * float((values / peak).mean()), peak * float((values / peak).std())
+    digits = 3 + math.ceil(math.log10(peak / sd)) if sd > 0 else 4
+    low, high = (_short(float(end), digits) for end in (values.min(), values.max()))
+    middle, spread = ("-", "-") if angle else (_short(mean, digits), _short(sd, 4))
+    return f"{low:>11}{middle:>11}{high:>11}{spread:>11}"
+
+
+def _short(value: float, digits: int) -> str:
+    """As many digits as tell values of the column apart, in ten characters."""
+    wanted = (f"{value:.{count}g}" for count in range(max(digits, 4), 2, -1))
+    return next((text for text in wanted if len(text) <= 10), f"{value:.3g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from hydra.utils import instantiate
 
-from kbr.app.calibrated import Remembered, calibrated_cov
 from kbr.app.image_figures import encoder_figure
 from kbr.app.methods import Outcome
 from kbr.app.problems import Filtering, PosteriorMean, Problem, Sequential
@@ -21,6 +20,7 @@ from kbr.core.errors import KbrError
 from kbr.core.file_rows import FileRows
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.result import FilterResult, mean_squared_error
+from kbr.core.units import Units
 from kbr.training.encoders import MLP
 from kbr.training.gaze import LogGaze
 from kbr.training.learned_filter import LearnedFilter
@@ -61,7 +61,13 @@ class TrainedMethod:
                 resume = None  # this trial had not begun
             kept = False
             if not context.resume:
-                found = filt.training_in(folder, data.x_train, data.z_train, seed)
+                found = filt.training_in(
+                    folder,
+                    data.x_train,
+                    data.z_train,
+                    seed,
+                    units=problem.filter_units or _plain(data),
+                )
                 kept = found == "finished" and context.sweep is not None
                 resume = folder if kept or found == "unfinished" else None
                 if shown and resume:
@@ -69,6 +75,7 @@ class TrainedMethod:
             filt.fit(
                 data.x_train,
                 data.z_train,
+                units=problem.filter_units or _plain(data),
                 seed=seed,
                 folder=folder,
                 trainer={
@@ -83,12 +90,12 @@ class TrainedMethod:
                 continue
             edges += filt.edges
             began = time.perf_counter()
-            remembered = Remembered(filt)
-            result, truth = problem.test(remembered, data)  # type: ignore[arg-type]
+            result, truth = problem.test(filt, data)  # type: ignore[arg-type]
             spent += time.perf_counter() - began
-            parts.append(_part(remembered, problem, data, result, truth))
+            parts.append(_part(filt, problem, result, truth))
             if self.compare_raw and not in_file(data.x_train):
-                plain = KernelBayesFilter().fit(data.x_train, data.z_train)
+                plain = KernelBayesFilter(standardize=False)
+                plain.fit(data.x_train, data.z_train, units=problem.filter_units)
                 result, truth = problem.test(plain, data)  # type: ignore[arg-type]
                 raw.append(mean_squared_error(result.mean, truth))
             if context.sweep is not None:
@@ -115,9 +122,8 @@ class TrainedMethod:
             data = problem.data(seed)
             loaded = self._load(problem, seed, seeds, folder)
             loaded.to(self.device)
-            remembered = Remembered(loaded)
-            result, truth = problem.test(remembered, data)  # type: ignore[arg-type]
-            parts.append(_part(remembered, problem, data, result, truth))
+            result, truth = problem.test(loaded, data)  # type: ignore[arg-type]
+            parts.append(_part(loaded, problem, result, truth))
         made = _stack(parts, 0.0, time.perf_counter() - began, problem.info())
         view = cache(lambda: self._view(problem, seeds, folder))
         return replace(made, labels=problem.labels, view=view)
@@ -138,11 +144,12 @@ class TrainedMethod:
         places = [(piece, i) for piece in pieces for i in range(len(piece))]
         taken = (places[k] for k in spread_out(GAZE_FRAMES, len(places)))
         few = torch.cat([piece[[i]] for piece, i in taken])
+        inner = few if problem.filter_units is None else problem.filter_units.x.apply(few).float()
 
         def draw(x: torch.Tensor, *found: torch.Tensor) -> Any:
-            return encoder_figure(problem.as_recorded(x), *found)
+            return encoder_figure(few, *found)
 
-        return [EpochBar(f"{self.name} seed {seed}"), LogGaze(few, draw)]
+        return [EpochBar(f"{self.name} seed {seed}"), LogGaze(inner, draw)]
 
     def _sequential(self, problem: Problem) -> Sequential:
         if isinstance(problem, PosteriorMean):
@@ -177,20 +184,19 @@ def _counted(edges: Sequence[str], trials: int) -> tuple[str, ...]:
     return tuple(f"{note} in {count} of {trials}" for note, count in counts.items())
 
 
-Part = tuple[FilterResult, torch.Tensor, dict[str, float], torch.Tensor | None]
+def _plain(data: Any) -> Units:
+    """Numbers as they are: the paper's tasks have no units."""
+    return Units.none(data.z_train)
+
+
+Part = tuple[FilterResult, torch.Tensor, dict[str, float]]
 
 
 def _part(
-    remembered: Remembered,
-    problem: Sequential,
-    data: Any,
-    result: FilterResult,
-    truth: torch.Tensor,
+    filt: TrainedFilter, problem: Sequential, result: FilterResult, truth: torch.Tensor
 ) -> Part:
-    """One trial: beliefs, truth, what was chosen, calibrated covariances."""
-    filt = remembered.made
-    chosen = {**filt.chosen, problem.val_name: filt.val_mse}
-    return result, truth, chosen, calibrated_cov(remembered, problem, data)
+    """One trial: beliefs, truth, what was chosen."""
+    return result, truth, {**filt.chosen, problem.val_name: filt.val_mse}
 
 
 def _stack(
@@ -202,11 +208,11 @@ def _stack(
     results = [part[0] for part in parts]
     mean = torch.stack([r.mean for r in results]).double()
     names = list(parts[0][2])
-    calibrated = [part[3].double() for part in parts if part[3] is not None]
+    raw = [r.raw_cov.double() for r in results if r.raw_cov is not None]
     return Outcome(
         mean=mean,
         cov=torch.stack([r.cov for r in results]).double(),
-        calibrated=torch.stack(calibrated) if calibrated else None,
+        raw_cov=torch.stack(raw) if raw else None,
         evidence=torch.stack([r.evidence for r in results]),
         truth=torch.stack([part[1] for part in parts]).to(mean),
         chosen={name: torch.tensor([part[2][name] for part in parts]) for name in names},

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kbr.app.calibrated import Remembered, calibrated_cov
 from kbr.app.plan import announce
 from kbr.app.problems import PosteriorMean, Problem, Sequential
 from kbr.app.progress import grid_progress
@@ -27,6 +26,7 @@ from kbr.core.filters.kernel_bayes import ETAS, SCALES, WIDTHS, KernelBayesFilte
 from kbr.core.filters.known_transition import TransitionRatio
 from kbr.core.filters.large import is_large
 from kbr.core.filters.storage import RUN_KIND as KIND  # of the checkpoints written here
+from kbr.core.filters.storage import member
 from kbr.core.filters.tuning import CHOICES
 from kbr.core.ratios import ExactRatio, KuLSIF
 from kbr.core.rule_tuning import tune_rule
@@ -41,6 +41,7 @@ class Outcome:
 
     mean: Tensor  # [trials, steps, dz]
     cov: Tensor | None  # [trials, steps, dz, dz]; None where nothing asks for it
+    raw_cov: Tensor | None = None  # before calibration, where it was calibrated
     truth: Tensor  # [trials, steps, dz]
     chosen: dict[str, Tensor] = field(default_factory=dict)  # each [trials]
     fit_seconds: float = 0.0
@@ -49,7 +50,6 @@ class Outcome:
     notes: tuple[str, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
     evidence: Tensor | None = None
-    calibrated: Tensor | None = None  # covariances after calibration, like cov
     labels: tuple[str, ...] | None = None  # of the columns, with units; None: z_1, z_2, ...
     view: Callable[[], View] | None = None  # for pictures; made only where they are drawn
 
@@ -59,14 +59,9 @@ class Outcome:
         return (self.mean - self.truth).square().sum(-1).mean(-1)
 
     @property
-    def shown_cov(self) -> Tensor | None:
-        """The covariances to show: calibrated where there are such."""
-        return self.cov if self.calibrated is None else self.calibrated
-
-    @property
     def shown_spread(self) -> str:
         """What pictures call two standard deviations of it."""
-        return "2 sd" if self.calibrated is None else "2 sd, calibrated"
+        return "2 sd" if self.raw_cov is None else "2 sd, calibrated"
 
 
 class Method(Protocol):
@@ -104,7 +99,7 @@ class KernelMethod:
         started = time.perf_counter()
         made = self._filter(problem)
         progress = grid_progress(len(seeds) * len(self._lams()), context.quiet)
-        made.fit(data.x_train, data.z_train, progress=progress)
+        made.fit(data.x_train, data.z_train, units=problem.filter_units, progress=progress)
         seconds = time.perf_counter() - started
         return self._filtered(made, problem, data, seconds)
 
@@ -135,14 +130,14 @@ class KernelMethod:
             etas=tuple(self.etas),
             lams=self.lams,
             engine=self.engine,  # type: ignore[arg-type]
+            standardize=False,  # the problem's units do, where it has any
         )
 
     def _filtered(
         self, made: KernelBayesFilter, problem: Sequential, data: Any, seconds: float
     ) -> Outcome:
         started = time.perf_counter()
-        remembered = Remembered(made)
-        result, truth = problem.test(remembered, data)
+        result, truth = problem.test(made, data)
         spent = time.perf_counter() - started
         operators, trials = made.operators, result.mean.shape[:-2]
         chosen = {name: getattr(made.choice, name).expand(trials) for name in CHOICES}
@@ -150,7 +145,7 @@ class KernelMethod:
         return Outcome(
             mean=result.mean,
             cov=result.cov,
-            calibrated=calibrated_cov(remembered, problem, data),
+            raw_cov=result.raw_cov,
             evidence=result.evidence,
             truth=truth,
             labels=problem.labels,
@@ -172,12 +167,9 @@ class KernelMethod:
         if is_large(made.operators.n):
             return None
         state: dict[str, Any] = made.state()
-        if state["z"].ndim == 2 or len(state["z"]) == 1:
+        if state["z"].ndim == 2:
             return made
-        alone: dict[str, Any] = {"x": state["x"][:1], "z": state["z"][:1]}
-        for part in {"choice", "calibration"} & state.keys():
-            alone[part] = {name: values[:1] for name, values in state[part].items()}
-        return self._filter(problem).restore({**state, **alone})
+        return self._filter(problem).restore(member(state, 0))
 
     def _posterior(
         self, problem: PosteriorMean, seeds: Sequence[int], state: dict[str, Any] | None

@@ -37,6 +37,7 @@ class Filtering:
     task: FilteringTask
 
     labels: ClassVar[None] = None  # of the latent's columns; None: z_1, z_2, ...
+    filter_units: ClassVar[None] = None  # of x and z; None: numbers as they are
     val_name: ClassVar[str] = "val_mse"
 
     def data(self, seed: int) -> FilteringData:
@@ -63,10 +64,6 @@ class Filtering:
             data = FilteringData(**{name: getattr(data, name)[0] for name in names})
         weights = None if filt is None else first_weights(filt, data.x_test)
         return view_of(self.task, data, weights=weights, gaze=gaze)
-
-    def as_recorded(self, x: Tensor) -> Tensor:
-        """Observations as they are shown."""
-        return x
 
     def info(self) -> dict[str, object]:
         return {}

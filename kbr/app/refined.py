@@ -33,7 +33,7 @@ class RefinedMethod(KernelMethod):
         base = self._filter(problem)
         made = RefinedFilter(base=base, steps=self.steps, rate=self.rate, ridge=self.ridge)
         progress = grid_progress(len(seeds) * len(self._lams()), context.quiet)
-        made.fit(data.x_train, data.z_train, progress=progress)
+        made.fit(data.x_train, data.z_train, units=problem.filter_units, progress=progress)
         return self._outcome(made, problem, data, time.perf_counter() - started)
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:

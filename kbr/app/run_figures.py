@@ -23,10 +23,10 @@ def run_figures(folder: Path, outcome: Outcome, *, quick: bool = False) -> list[
     """Answers against the truth; unless `quick`, all else that the run has to show."""
     folder.mkdir(parents=True, exist_ok=True)
     mean, truth = outcome.mean[0].double().numpy(), outcome.truth[0].double().numpy()
-    if outcome.evidence is None or outcome.shown_cov is None:
+    if outcome.evidence is None or outcome.cov is None:
         return [_scatter(folder / "posterior_mean", mean, truth)]
     evidence, spread = outcome.evidence[0].numpy(), outcome.shown_spread
-    cov = outcome.shown_cov[0].double().numpy()
+    cov = outcome.cov[0].double().numpy()
     view = None if quick or outcome.view is None else outcome.view()
     names = view.names if view else coordinate_names(outcome.labels, mean.shape[-1])
     written = [_track(folder / "trajectory", mean, truth, cov, names, spread)]

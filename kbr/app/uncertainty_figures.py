@@ -22,19 +22,20 @@ CALIBRATED, RAW = "#0072B2", "#E69F00"
 
 def trial_coverage(outcome: Outcome) -> dict[str, Tensor]:
     """Share of truths in their 90 % regions, one number a trial: calibrated, and of the weights."""
-    if outcome.evidence is None or outcome.cov is None or outcome.shown_cov is None:
+    if outcome.evidence is None or outcome.cov is None:
         return {}
     mean, truth = outcome.mean.double(), outcome.truth.double()
-    covs = {"coverage_90": outcome.shown_cov, "coverage_90_raw": outcome.cov}
+    raw = outcome.cov if outcome.raw_cov is None else outcome.raw_cov
+    covs = {"coverage_90": outcome.cov, "coverage_90_raw": raw}
     return {n: coverage(mean, cov.double(), truth, level=0.9) for n, cov in covs.items()}
 
 
 def uncertainty_metrics(outcome: Outcome) -> dict[str, float]:
     """Coverage of 90 % regions, CRPS and energy score of the calibrated beliefs, averaged."""
     shares = trial_coverage(outcome)
-    if outcome.shown_cov is None or not shares:
+    if outcome.cov is None or not shares:
         return {}
-    mean, cov, truth = (t.double() for t in (outcome.mean, outcome.shown_cov, outcome.truth))
+    mean, cov, truth = (t.double() for t in (outcome.mean, outcome.cov, outcome.truth))
     return {
         **{f"test/{name}": float(share.mean()) for name, share in shares.items()},
         "test/crps": float(gaussian_crps(mean, cov, truth).mean()),
@@ -52,9 +53,10 @@ def uncertainty_figures(folder: Path, outcome: Outcome) -> list[Path]:
 
 def _coverage(path: Path, outcome: Outcome) -> Path:
     mean, truth = outcome.mean.double(), outcome.truth.double()
-    curves = [("covariance of the weights", outcome.cov, RAW, "--", "s")]
-    if outcome.calibrated is not None:
-        curves.append(("calibrated", outcome.calibrated, CALIBRATED, "-", "o"))
+    label = "of the model" if outcome.raw_cov is None else "calibrated"
+    curves = [(label, outcome.cov, CALIBRATED, "-", "o")]
+    if outcome.raw_cov is not None:
+        curves.insert(0, ("covariance of the weights", outcome.raw_cov, RAW, "--", "s"))
     with plt.style.context(STYLE):
         figure, axis = plt.subplots(figsize=(3.8, 3.6))
         axis.plot([0, 1], [0, 1], color="#000000", lw=1)
@@ -69,8 +71,8 @@ def _coverage(path: Path, outcome: Outcome) -> Path:
 
 
 def _pit(path: Path, outcome: Outcome) -> Path:
-    assert outcome.shown_cov is not None
-    cov = outcome.shown_cov.double()
+    assert outcome.cov is not None
+    cov = outcome.cov.double()
     values = gaussian_pit(outcome.mean.double(), cov, outcome.truth.double())
     names = coordinate_names(outcome.labels, values.shape[-1])
     with plt.style.context(STYLE):

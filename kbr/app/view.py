@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kbr.core.datasets.dynamics import FilteringData
-from kbr.core.filters.belief import Belief
 
 BELIEFS = 60  # steps of the test sequence with weights: as many as the animation shows
 Gaze = Callable[[Tensor], tuple[Tensor, Tensor] | None]
@@ -56,9 +55,9 @@ class View:
 class Stepping(Protocol):
     """A filter that goes step by step and whose beliefs have weights."""
 
-    def init(self) -> Belief: ...
+    def init(self) -> Any: ...
 
-    def step(self, belief: Belief, x: Tensor, /) -> Belief: ...
+    def step(self, belief: Any, x: Tensor, /) -> Any: ...
 
 
 def view_of(

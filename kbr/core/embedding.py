@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from jaxtyping import Float
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.features import Features
-from kbr.core.inputs import ArrayLike, as_tensor, check_finite
+from kbr.core.inputs import ArrayLike, as_tensor, check_finite, owned
 from kbr.core.kernels import Gaussian, Kernel
 
 Points = Float[Tensor, "*b n d"]
@@ -38,7 +39,7 @@ class Embedding:
     @classmethod
     def from_samples(cls, samples: ArrayLike, weights: ArrayLike | None = None) -> "Embedding":
         """The empirical embedding: weights 1/n unless given."""
-        points = as_tensor(samples, name="samples")
+        points = owned(as_tensor(samples, name="samples"), samples)
         if points.ndim == 0:
             raise KbrError("samples must have shape [n, d] (or [n]); got a single number.")
         points = points.unsqueeze(-1) if points.ndim == 1 else points
@@ -46,7 +47,7 @@ class Embedding:
         if weights is None:
             n = max(points.shape[-2], 1)
             return cls(points, points.new_full(points.shape[:-1], 1 / n))
-        given = as_tensor(weights, name="weights").to(points)
+        given = owned(as_tensor(weights, name="weights").to(points), weights)
         check_finite(given, name="weights")
         return cls(points, given)
 
@@ -98,10 +99,9 @@ class Embedding:
 
     def inner(self, other: "Embedding", kernel: Kernel | None = None) -> Tensor:
         """Math: <m, m'> = sum_ij w_i w'_j k(z_i, z'_j)."""
-        dtype = torch.promote_types(self.points.dtype, other.points.dtype)
-        gram = self._kernel(kernel)(self.points.to(dtype), other.points.to(dtype))
-        left, right = self.weights.to(dtype), other.weights.to(dtype)
-        return (left.unsqueeze(-2) @ gram @ right.unsqueeze(-1))[..., 0, 0]
+        one, two = self._in_one_precision(other)
+        gram = one._kernel(kernel)(one.points, two.points)
+        return (one.weights.unsqueeze(-2) @ gram @ two.weights.unsqueeze(-1))[..., 0, 0]
 
     def mmd(self, other: "Embedding", kernel: Kernel | None = None) -> Tensor:
         """Maximum mean discrepancy; without a kernel, a Gaussian one fitted to this one's points.
@@ -109,9 +109,9 @@ class Embedding:
         Math: |m - m'| = (<m, m> + <m', m'> - 2 <m, m'>)^1/2.
         Ref:  Gretton et al. 2012.
         """
-        fitted = self._kernel(kernel)
-        cross = self.inner(other, fitted)
-        squared = self.inner(self, fitted) + other.inner(other, fitted) - 2 * cross
+        one, two = self._in_one_precision(other)
+        fitted = one._kernel(kernel)
+        squared = one.inner(one, fitted) + two.inner(two, fitted) - 2 * one.inner(two, fitted)
         return squared.clamp_min(0).sqrt()
 
     def nonnegative(self) -> "Embedding":
@@ -153,6 +153,13 @@ class Embedding:
         if values.ndim > 2 and values.shape[-3] == 1 and self.weights.ndim > 1:
             return self.weights @ values.squeeze(-3)  # one product, without a copy for each row
         return (self.weights.unsqueeze(-2) @ values).squeeze(-2)
+
+    def _in_one_precision(self, other: "Embedding") -> tuple["Embedding", "Embedding"]:
+        """Both in the finest type among them: terms that cancel need the same digits."""
+        kinds = (self.points.dtype, self.weights.dtype, other.points.dtype, other.weights.dtype)
+        dtype = reduce(torch.promote_types, kinds)
+        one = Embedding(self.points.to(dtype), self.weights.to(dtype))
+        return one, Embedding(other.points.to(dtype), other.weights.to(dtype))
 
     def _kernel(self, kernel: Kernel | None) -> Kernel:
         return (Gaussian() if kernel is None else kernel).fit(self.points)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kbr.core.npy import map_file
 from kbr.core.tables import blocks
 
 BLOCK = 1024  # rows read at once
@@ -30,7 +31,7 @@ class FileRows:
         scale: Tensor | float = 1.0,
     ) -> None:
         self.path, self.layout, self.mean, self.scale = path, layout, mean, scale
-        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        mapped = map_file(path)
         self.dtype = mapped.dtype
         self.rows = np.arange(len(mapped)) if rows is None else rows
         self.shape = (len(self.rows), *layout(mapped[:1]).shape[1:])
@@ -54,17 +55,19 @@ class FileRows:
 
     def raw(self) -> np.ndarray:
         """The rows as the file holds them, in the layout of observations."""
-        mapped = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        together = len(self.rows) > 0 and self.rows[-1] - self.rows[0] == len(self.rows) - 1
+        mapped = map_file(self.path)
+        together = len(self.rows) > 0 and bool((np.diff(self.rows) == 1).all())
         taken = slice(self.rows[0], self.rows[-1] + 1) if together else self.rows
         return self.layout(np.array(mapped[taken]))
 
-    def read(self) -> Tensor:
+    def read(self, dtype: type[np.floating] = np.float32) -> Tensor:
         """These rows as one tensor."""
-        values = torch.from_numpy(np.ascontiguousarray(self.raw(), dtype=np.float32))
+        values = torch.from_numpy(np.ascontiguousarray(self.raw(), dtype=dtype))
         if not isinstance(self.mean, Tensor):
             return values
-        return (values - self.mean.to(values)) / torch.as_tensor(self.scale).to(values)
+        return (values - self.mean.to(values)) / torch.as_tensor(
+            self.scale, dtype=values.dtype, device=values.device
+        )
 
     def parts(self, size: int | None = None) -> Iterator["FileRows"]:
         """Blocks of rows, each small enough to be read."""

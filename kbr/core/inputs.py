@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,27 +10,67 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 
-ArrayLike = Tensor | np.ndarray | Sequence[float] | Sequence[Sequence[float]]
+IMAGES = 3  # dimensions from which 8-bit numbers are images: steps, rows, columns
+SMALLEST = torch.finfo(torch.float64).tiny  # below it, digits are lost
+
+ArrayLike = Tensor | np.ndarray | float | Sequence[Any]
 
 
-def as_tensor(value: ArrayLike, *, name: str) -> Tensor:
-    """A floating-point tensor; integers (uint8 images too) become float32, float16/32/64 stay."""
+def as_tensor(value: object, *, name: str) -> Tensor:
+    """A floating-point tensor without gradient; masked entries become NaN.
+
+    Integers become float64, which holds counts and times to the unit; images of 8 bits become
+    float32, which is exact for them; float16/32/64 stay and may share the caller's memory.
+    """
     try:
-        tensor = value if isinstance(value, Tensor) else _from_numpy(np.asarray(value))
-    except (TypeError, ValueError) as error:
-        raise KbrError(
-            f"{name} must be a numeric array or tensor; got {type(value).__name__}: {error}"
-        ) from error
-    if tensor.is_complex():
-        raise KbrError(f"{name} must be real numbers; got {tensor.dtype}.")
-    return tensor if tensor.is_floating_point() else tensor.to(torch.float32)
+        tensor = _numbers(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        nested = isinstance(value, list | tuple) and isinstance(error, ValueError)
+        why = (
+            "a list whose items differ in length; sequences of different lengths are fitted as a "
+            "list of arrays"
+            if nested
+            else f"{type(value).__name__}: {error}"
+        )
+        raise KbrError(f"{name} must be a numeric array or tensor; got {why}.") from error
+    if tensor.is_complex() or tensor.layout != torch.strided:
+        kind = tensor.dtype if tensor.is_complex() else tensor.layout
+        raise KbrError(f"{name} must be a dense array of real numbers; got {kind}.")
+    if not tensor.is_floating_point():
+        small = tensor.dtype in (torch.uint8, torch.bool) and tensor.ndim >= IMAGES
+        return tensor.to(torch.float32 if small else torch.float64)
+    return tensor
 
 
-def _from_numpy(array: np.ndarray) -> Tensor:
-    """A tensor that shares memory where torch allows it: not for reversed or read-only arrays."""
+def owned(tensor: Tensor, value: object) -> Tensor:
+    """The tensor in memory of its own: what is done later to `value` leaves it as it is."""
+    if isinstance(value, Tensor):
+        shared = tensor.data_ptr() == value.data_ptr()
+    elif isinstance(value, np.ndarray):
+        shared = np.may_share_memory(tensor.numpy(), value)
+    else:
+        shared = not isinstance(value, list | tuple)
+    return tensor.clone() if shared else tensor
+
+
+def _numbers(value: object) -> Tensor:
+    """A tensor of the value's own type, detached from any graph."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
+        return torch.stack([_numbers(item) for item in value])
+    if isinstance(value, np.ma.MaskedArray):
+        exact = np.promote_types(value.dtype, np.float32)  # float64 where integers need it
+        return torch.from_numpy(np.ma.filled(value.astype(exact), np.nan))
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiubc":
+        raise TypeError(f"numpy reads it as {array.dtype}; missing values are NaN")
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)  # files may have the other
     if not array.flags.writeable or min(array.strides, default=0) < 0:
-        array = array.copy()
-    return torch.as_tensor(array)
+        array = array.copy()  # torch shares neither read-only nor reversed arrays
+    return torch.from_numpy(array)
 
 
 def check_finite(tensor: Tensor, *, name: str) -> None:
@@ -39,32 +80,42 @@ def check_finite(tensor: Tensor, *, name: str) -> None:
         first = tuple(int(i) for i in bad.nonzero()[0])
         raise KbrError(
             f"{name} must be finite; {int(bad.sum())} of {bad.numel()} values are NaN or infinite, "
-            f"the first at index {first}. Remove or fill these rows of {name} before fitting."
+            f"the first at index {first}. Fill them or leave these rows of {name} out; a sequence "
+            "is cut there, its pieces fitted as a list of arrays."
         )
 
 
-def check_positive(value: float | Tensor, *, name: str) -> None:
+def check_positive(value: object, *, name: str) -> None:
     """Ridges, bandwidths and noise levels are finite and greater than zero."""
     if torch.compiler.is_compiling():  # a traced value has no sign yet
         return
-    tensor = torch.as_tensor(value)
-    if tensor.device.type == "meta":
+    if isinstance(value, Tensor) and value.device.type == "meta":
         return
-    if tensor.numel() == 1:  # asked at every step of a filter: one look is quickest
-        good = 0 < tensor.item() < math.inf
-    else:
-        good = bool(((tensor > 0) & torch.isfinite(tensor)).all())
+    try:
+        if not isinstance(value, Tensor) or value.numel() == 1:
+            # Asked at every step of a filter: one look is quickest.
+            number = value.item() if isinstance(value, Tensor) else float(value)  # type: ignore[arg-type]
+            good = SMALLEST <= number < math.inf
+        else:
+            wide = value.to(torch.float64)
+            good = bool(((wide >= SMALLEST) & wide.isfinite()).all())
+    except (TypeError, ValueError) as error:
+        raise KbrError(f"{name} must be a number greater than zero; got {value!r}.") from error
     if not good:
-        shown = value if isinstance(value, int | float) else tensor.flatten()[:3].tolist()
+        shown = value.flatten()[:3].tolist() if isinstance(value, Tensor) else value
         raise KbrError(
-            f"{name} must be a finite number greater than zero; got {shown}. Set {name} > 0."
+            f"{name} must be a finite number greater than zero (in float64 at least "
+            f"{SMALLEST:.1e}); got {shown}. Set {name} to such a number."
         )
 
 
-def as_pairs(x: ArrayLike, z: ArrayLike) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+def as_pairs(
+    x: ArrayLike, z: ArrayLike, *, missing: bool = False, own: bool = True
+) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """Training pairs: z [*b n dz] (or [n]), x [*b n ...]; the batch dimensions are those of z.
 
-    Returns x flattened to [*b n dx], z, and the shape of one observation.
+    Returns x flattened to [*b n dx], z, and the shape of one observation; in memory of their own,
+    unless `own` is False. With `missing`, entries of x may be absent: they are NaN in the result.
     """
     x_, z_ = as_tensor(x, name="x"), as_tensor(z, name="z")
     if z_.ndim == 1:
@@ -87,6 +138,20 @@ def as_pairs(x: ArrayLike, z: ArrayLike) -> tuple[Tensor, Tensor, tuple[int, ...
         )
     if lead[-1] == 0:
         raise KbrError("x and z must have at least one row; got none. Pass some training pairs.")
-    check_finite(x_, name="x")
+    shape = tuple(x_.shape[len(lead) :])
+    if math.prod(shape) == 0 or z_.shape[-1] == 0:
+        raise KbrError(
+            "x and z must have at least one number in every row; got x of shape "
+            f"{tuple(x_.shape)} and z of shape {tuple(z_.shape)}."
+        )
     check_finite(z_, name="z")
-    return x_.reshape(*lead, -1), z_, tuple(x_.shape[len(lead) :])
+    if missing:
+        x_ = torch.where(x_.isfinite(), x_, torch.nan)
+    else:
+        check_finite(x_, name="x")
+    if own:
+        x_, z_ = owned(x_, x), owned(z_, z)
+    flat = x_.reshape(*lead, -1)
+    if missing and flat.device.type != "meta" and bool(flat.isnan().any(-1).all(-1).any()):
+        raise KbrError("x must have at least one row without missing values; got none.")
+    return flat, z_, shape

@@ -27,7 +27,7 @@ from kbr.core.errors import KbrError
 from kbr.core.features import as_feature_map
 from kbr.core.inputs import ArrayLike, as_tensor, check_finite
 from kbr.core.kernels import Gaussian, Kernel
-from kbr.core.proposals import POOL, Sampler, centre_and_spread, prior_draws, propose
+from kbr.core.proposals import Sampler, centre_and_spread, prior_draws, propose
 from kbr.core.ratios import KuLSIF
 from kbr.core.regression import KernelRegression, kernel_regression
 from kbr.core.rules import normalize_ratio
@@ -143,7 +143,8 @@ def posterior_from_simulator(
 ) -> SimulationPosterior:
     """The posterior at `observed` from n simulations in all.
 
-    `prior` draws z [m dz] when called with (m, generator), or is a tensor of at least n draws.
+    `prior` draws z [m dz] when called with (m, generator), or is a tensor of draws: n of them for
+    one round, for more rounds five times as many as they simulate; none is simulated twice.
     `simulator` maps z [m dz] to x [m ...]; its randomness is its own. The first of `rounds`
     simulates from the prior, each further one around the posterior of those before.
 
@@ -156,8 +157,8 @@ def posterior_from_simulator(
     first = n if rounds == 1 else max(int(FIRST * n), MINIMUM)
     sizes = [(n - first) // (rounds - 1)] * (rounds - 1) if rounds > 1 else []
     sizes[-1:] = [n - first - sum(sizes[:-1])] if sizes else []
-    draw = prior_draws(prior, generator, n)
-    z = draw(first)
+    pools = prior_draws(prior, generator, first, sizes)
+    z = next(pools)
     x = _simulated(simulator, z)
     tilts: list[tuple[int, Callable[[Tensor], Tensor]]] = []
 
@@ -169,8 +170,8 @@ def posterior_from_simulator(
             z, x, observed, ratio=len(z) / over_prior, summary=summary, kernel=kernel
         )
 
-    for size in sizes:
-        fresh, tilt = propose(posterior().embedding, draw(POOL * size), size, generator)
+    for size, pool in zip(sizes, pools, strict=True):
+        fresh, tilt = propose(posterior().embedding, pool, size, generator)
         tilts.append((size, tilt))
         z, x = torch.cat([z, fresh]), torch.cat([x, _simulated(simulator, fresh)])
     return posterior()
@@ -195,7 +196,7 @@ def _posterior(z: Tensor, x: Tensor, seen: Tensor, r: Tensor, kernel: Kernel) ->
     sizes = regression((errors.square() + small).log(), SHAPE_LAMS)
     change = sizes.predict(seen) - (sizes.target - sizes.residuals(power=0.0))
     errors = errors * (0.5 * change.clamp(-LARGEST_CHANGE, LARGEST_CHANGE)).exp()
-    i, j = torch.triu_indices(z.shape[1], z.shape[1])
+    i, j = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
     products = errors[:, i] * errors[:, j]
     shape = regression(products / centre_and_spread(products, local)[1], SHAPE_LAMS)
     weights = shape.weights(seen).clamp_min(0)

@@ -31,12 +31,28 @@ def ridge_cholesky(
     factor, info = torch.linalg.cholesky_ex(add_ridge(a, ridge))
     traced = info.device.type == "meta" or torch.compiler.is_compiling()
     if not traced and bool(info.any()):
-        smallest = float(torch.as_tensor(ridge).min())
+        size = f"{a.shape[-1]} x {a.shape[-1]}"
+        if not bool(a.isfinite().all()):
+            raise KbrError(
+                f"the {size} system with {name} = {_smallest(ridge):.3g} holds NaN or infinite "
+                "numbers: rescale the data, or lower lr where features are being trained."
+            )
         raise KbrError(
-            f"the {a.shape[-1]} x {a.shape[-1]} system is not positive definite in float64 with "
-            f"{name} = {smallest:.3g}; raise {name} (ten times larger is a good next try)."
+            f"the {size} system is not positive definite in float64 with "
+            f"{name} = {_smallest(ridge):.3g}; raise {name} to {_next_ridge(a, ridge):.1g} or more."
         )
     return factor
+
+
+def _smallest(ridge: float | Tensor) -> float:
+    return float(ridge.detach().min()) if isinstance(ridge, Tensor) else float(ridge)
+
+
+def _next_ridge(a: Float[Tensor, "*b p p"], ridge: float | Tensor) -> float:
+    """What to try where a ridge is too small: ten times more, and more than rounding takes away."""
+    rounding = a.shape[-1] * torch.finfo(torch.float64).eps
+    largest = float(a.detach().diagonal(dim1=-2, dim2=-1).abs().max())
+    return max(10 * _smallest(ridge), rounding * largest)
 
 
 def ridge_solve(

@@ -42,7 +42,8 @@ class Mixture:
                     f"{len(given)}. Set {name}."
                 )
         if self.weights is not None:
-            check_positive(torch.as_tensor([float(w) for w in self.weights]), name="weights")
+            for weight in self.weights:
+                check_positive(weight, name="weights")
 
     def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
         spans = self._spans(points.shape[-1])

@@ -66,7 +66,8 @@ class PerCoordinate(Kernel):
 
 def _as_vector(value: object) -> Tensor:
     try:
-        return torch.as_tensor([float(item) for item in value], dtype=torch.float64)  # type: ignore[attr-defined]
+        numbers = [float(item) for item in value]  # type: ignore[attr-defined]
+        return torch.tensor(numbers, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError) as error:
         raise KbrError(
             f"bandwidth must be a list of numbers, one for each coordinate; got {value!r}."

@@ -15,7 +15,7 @@ from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.kernels import Gaussian, Kernel
 
-NARROW = 1e-9  # share of the mean variance added to every direction: no region is flat
+NARROW = 1e-9  # share of a coordinate's variance added to it: no region is flat
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,11 @@ class Ellipsoid:
     radius2: Float[Tensor, "*r"]
 
     def contains(self, z: Float[Tensor, "*s dz"]) -> Bool[Tensor, "*s"]:
-        return squared_mahalanobis(self.centre, self.shape, z) <= self.radius2
+        return self.distance(z) <= self.radius2
+
+    def distance(self, z: Float[Tensor, "*s dz"]) -> Float[Tensor, "*s"]:
+        """Squared distances from the centres, in the shapes' own units."""
+        return squared_mahalanobis(self.centre, self.shape, z)
 
     @property
     def log_volume(self) -> Float[Tensor, "*s"]:
@@ -49,17 +53,21 @@ def credible_region(
 def squared_mahalanobis(
     mean: Float[Tensor, "*s dz"], cov: Float[Tensor, "*s dz dz"], z: Float[Tensor, "*s dz"]
 ) -> Float[Tensor, "*s"]:
-    """Math: (z - m)' C^-1 (z - m), C widened by a rounding's worth where it is singular."""
-    error = (z - mean).unsqueeze(-1)
-    solved: Tensor = torch.linalg.solve(widened(cov), error)
+    """Math: (z - m)' C^-1 (z - m), C widened by a rounding's worth where it is singular.
+
+    Every coordinate is divided by its own spread first: units may be far apart.
+    """
+    wide = widened(cov)
+    sd = wide.diagonal(dim1=-2, dim2=-1).sqrt()
+    error = ((z - mean) / sd).unsqueeze(-1)
+    solved: Tensor = torch.linalg.solve(wide / sd.unsqueeze(-1) / sd.unsqueeze(-2), error)
     return (error * solved).sum((-2, -1))
 
 
 def widened(cov: Float[Tensor, "*s d d"]) -> Float[Tensor, "*s d d"]:
-    """The covariance with a little of its mean variance in every direction."""
-    variance = cov.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(0)
-    extra = NARROW * variance + 1e3 * torch.finfo(cov.dtype).tiny
-    return cov + torch.diag_embed(extra.unsqueeze(-1).expand(cov.shape[:-1]))
+    """The covariance with a little of its own variance added to every coordinate."""
+    variance = cov.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+    return cov + torch.diag_embed(NARROW * variance + 1e3 * torch.finfo(cov.dtype).tiny)
 
 
 def coverage(
@@ -183,10 +191,10 @@ def chi2_quantile(level: float, dof: int) -> float:
     """Quantile of the chi-square distribution, by bisection of the incomplete gamma function."""
     if not 0 < level < 1:
         raise KbrError(f"level must lie strictly between 0 and 1; got {level}. Try level=0.9.")
-    half = torch.tensor(dof / 2, dtype=torch.float64)
+    half = torch.tensor(dof / 2, dtype=torch.float64, device="cpu")
     low, high = 0.0, dof + 20 * math.sqrt(2.0 * dof) + 200.0
     for _ in range(100):
         middle = (low + high) / 2
-        below = float(torch.special.gammainc(half, torch.tensor(middle / 2, dtype=half.dtype)))
+        below = float(torch.special.gammainc(half, half.new_tensor(middle / 2)))
         low, high = (middle, high) if below < level else (low, middle)
     return (low + high) / 2

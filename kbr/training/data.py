@@ -1,6 +1,7 @@
 """The data module: training sequences, their first part to train on, the end to validate on."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import lightning
@@ -9,24 +10,43 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.file_rows import FileRows
-from kbr.core.filters.sequences import training_sequences
+from kbr.core.filters.training_data import training_data
 from kbr.core.filters.tuning import split_lengths, validation_start
-from kbr.core.inputs import check_finite
+from kbr.core.inputs import as_tensor, check_finite
+from kbr.core.scaling import Scaling
+from kbr.core.units import Units
 
 Observations = Tensor | FileRows
 Batch = tuple[Any, Tensor]  # observations and latents
 
 
-def training_rows(
-    x: Any, z: Any, *, whole: bool
-) -> tuple[Observations, Tensor, list[int], tuple[int, ...]]:
-    """Checked x [T, ...] and z [T, dz] end to end, the sequences' lengths, an observation's shape.
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """Inner x [T, ...] and z [T, dz] end to end, and what they mean."""
 
-    Observations in a file stay there, unless they are to be `whole`.
+    x: Observations
+    z: Tensor
+    lengths: list[int]
+    shape: tuple[int, ...]  # of one inner observation
+    units: Units
+
+
+def training_rows(x: Any, z: Any, *, whole: bool, **about: Any) -> TrainingRows:
+    """What users pass to `fit`, checked and scaled; networks scale observations by themselves.
+
+    `about` is what `training_data` takes. Observations in a file stay there, unless they are to be
+    `whole`.
     """
     pieces = x if isinstance(x, list | tuple) else [x]
     if not all(isinstance(piece, FileRows) for piece in pieces):
-        return training_sequences(x, z)
+        data = training_data(x, z, standardize=(False, True), **about)
+        if data.z.ndim != 2:
+            raise KbrError(
+                f"networks train on one sequence, z [T, dz], or a list of them; got z of shape "
+                f"{tuple(data.z.shape)}. Pass a list, or loop over data sets."
+            )
+        rows = data.x.to(torch.float32).reshape(-1, *data.shape)
+        return TrainingRows(rows, data.z, data.lengths, data.shape, data.units)
     latents = list(z) if isinstance(z, list | tuple) else [z]
     lengths = [len(piece) for piece in pieces]
     if lengths != [len(piece) for piece in latents]:
@@ -34,9 +54,13 @@ def training_rows(
             f"x and z must have as many rows in every sequence; got {lengths} of x and "
             f"{[len(piece) for piece in latents]} of z."
         )
-    rows, states = FileRows.join(pieces), torch.cat([torch.as_tensor(piece) for piece in latents])
+    states = torch.cat([as_tensor(piece, name="z").double() for piece in latents])
     check_finite(states, name="z")
-    return rows.read() if whole else rows, states, lengths, rows.shape[1:]
+    units = about.get("units") or Units(Scaling.none(states), Scaling.fit(states))
+    frames = units.observations(FileRows.join(pieces))
+    assert isinstance(frames, FileRows)
+    inner = frames.read() if whole else frames
+    return TrainingRows(inner, units.z.apply(states), lengths, tuple(frames.shape[1:]), units)
 
 
 class FullBatch:

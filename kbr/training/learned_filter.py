@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -11,11 +11,14 @@ from torch import Tensor, nn
 from kbr.core.calibration import Calibration
 from kbr.core.errors import KbrError
 from kbr.core.features import Identity, PivotedCholesky, RandomFourier
-from kbr.core.filters.belief import Belief, KernelFilterResult
+from kbr.core.file_rows import FileRows
+from kbr.core.filters.belief import KernelBelief, KernelFilterResult
 from kbr.core.filters.kernel_bayes import ETAS, KernelBayesFilter
-from kbr.core.inputs import ArrayLike, as_tensor, check_positive
+from kbr.core.filters.training_data import TrainingData
+from kbr.core.inputs import check_positive
 from kbr.core.kernels import Gaussian
 from kbr.core.rules import ImportanceWeightedRule
+from kbr.core.scaling import Scaling
 from kbr.training.data import Observations
 from kbr.training.encoders import check_sizes
 from kbr.training.feature_module import COLLAPSED, FeatureModule
@@ -66,7 +69,7 @@ class LearnedFilter(TrainedFilter):
             raise KbrError(f"targets must be fourier or cholesky; got {self.targets!r}.")
         self.collapsed = False
         self._filter: KernelBayesFilter | None = None
-        self._psi = self._z = torch.empty(0)
+        self._psi = self._z = torch.empty(0, device="cpu")
 
     def build(
         self, encoder: nn.Module, x: Observations, z: Tensor, shared: dict[str, Any]
@@ -96,7 +99,7 @@ class LearnedFilter(TrainedFilter):
 
     def finish(self, module: SequenceModule, x: Observations, z: Tensor) -> None:
         psi, _, _ = self.encode(x)
-        self._psi, self._z = psi[0].double(), z
+        self._psi, self._z = psi[0], z
         assert isinstance(module, FeatureModule)
         explained = module.explained(self._psi, z)
         self.collapsed = explained < COLLAPSED
@@ -109,7 +112,7 @@ class LearnedFilter(TrainedFilter):
         rule = ImportanceWeightedRule(kernel_x=Identity())
         tuned = KernelBayesFilter(
             rule=rule, lams=tuple(self.lams), scales=tuple(self.scales), etas=tuple(self.etas)
-        ).fit(*self._sequences())
+        )._fit(self._on_features())
         choice = tuned.choice
         self.val_mse, self.edges = float(choice.val_mse), choice.edges
         self.chosen = {
@@ -123,15 +126,19 @@ class LearnedFilter(TrainedFilter):
     def _build_filter(self) -> KernelBayesFilter:
         """The filter of the chosen hyper-parameters: the same after training and from a file."""
         rule = ImportanceWeightedRule(kernel_x=Identity(), lam=self.chosen["lam"])
-        return KernelBayesFilter(
+        made = KernelBayesFilter(
             rule=rule,
             eta=self.chosen["eta"],
             lam_transition=self.chosen["lam_transition"],
             scales=(self.chosen["scale"],),
-        ).fit(*self._sequences())
+        )._fit(self._on_features())
+        made._calibrate(first_too=False)  # the network has seen all but the validation block
+        return made
 
-    def _sequences(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        return torch.split(self._psi, self._lengths), torch.split(self._z, self._lengths)
+    def _on_features(self) -> TrainingData:
+        """What the kernel filter is fitted to: features as they are, latents in their units."""
+        units = replace(self.units, x=Scaling.none(self._psi), x_names=None)
+        return TrainingData(self._psi, self._z, self._lengths, (self._psi.shape[-1],), units)
 
     def fitted_state(self) -> dict[str, Any]:
         return {
@@ -154,28 +161,35 @@ class LearnedFilter(TrainedFilter):
         return self._filter
 
     @property
-    def calibration(self) -> Calibration:
+    def calibration(self) -> Calibration | None:
         """What the validation block says about the covariances."""
         return self.kernel_filter.calibration
 
-    def filter(self, x: ArrayLike) -> KernelFilterResult:
-        """Beliefs at every step of x [*s T ...]; a frame with a NaN is missing and is predicted."""
-        return self.kernel_filter.filter(self._features(x))
+    @property
+    def smoothing_calibration(self) -> Calibration | None:
+        return self.kernel_filter.smoothing_calibration
 
-    def smooth(self, x: ArrayLike) -> KernelFilterResult:
-        """Beliefs at every step given the whole sequence."""
-        return self.kernel_filter.smooth(self._features(x))
+    def _filtered(self, x: Tensor | FileRows) -> KernelFilterResult:
+        return self.kernel_filter._filtered(self._features(x))
 
-    def init(self) -> Belief:
-        """The belief before any observation."""
-        return self.kernel_filter.init()
+    def _smoothed(self, x: Tensor | FileRows) -> KernelFilterResult:
+        return self.kernel_filter._smoothed(self._features(x))
 
-    def step(self, belief: Belief, x: ArrayLike) -> Belief:
-        """The belief after one more observation x [...]."""
-        frame = as_tensor(x, name="x").unsqueeze(0)
-        return self.kernel_filter.step(belief, self._features(frame)[0])
+    def _start(self, prior: Any) -> KernelBelief:
+        return self.kernel_filter._start(prior)
 
-    def _features(self, x: ArrayLike) -> Tensor:
+    def _stepped(self, belief: KernelBelief, x: Tensor) -> KernelBelief:
+        if tuple(x.shape) != self._shape:
+            raise KbrError(
+                f"a step takes one observation x of shape {list(self.shape)}; got {list(x.shape)}. "
+                "For whole sequences use filter(x)."
+            )
+        return self.kernel_filter._stepped(belief, self._features(x.unsqueeze(0))[0])
+
+    def _ahead(self, belief: KernelBelief, steps: int) -> KernelBelief:
+        return self.kernel_filter._ahead(belief, steps)
+
+    def _features(self, x: Tensor | FileRows) -> Tensor:
         psi, seen, lead = self.encode(x)
-        psi = torch.where(seen.unsqueeze(-1), psi.double(), torch.nan)
+        psi = torch.where(seen.unsqueeze(-1), psi, torch.nan)
         return psi.reshape(*lead, *psi.shape[1:])

@@ -54,6 +54,13 @@ class LSTMModule(SequenceModule):
     ) -> Float[Tensor, "t dz"]:
         """Windows never cross from one sequence to the next."""
         windows = torch.cat([self.windows(part) for part in torch.split(psi, list(lengths))])
+        return self._last(windows)
+
+    def latents_of(self, windows: Float[Tensor, "t w d"]) -> Float[Tensor, "t dz"]:
+        """Latents at the end of every window."""
+        return self.z_mean + self.z_scale * self._last(windows)
+
+    def _last(self, windows: Float[Tensor, "t w d"]) -> Float[Tensor, "t dz"]:
         states, _ = self.lstm(windows)
         scaled: Tensor = self.readout(states[:, -1])
         return scaled

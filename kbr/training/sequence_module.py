@@ -142,7 +142,7 @@ def input_scaling(x: Float[Tensor, "n ..."] | FileRows) -> tuple[Tensor, Tensor]
         return mean, (x - mean).square().mean(axes, keepdim=True).sqrt()
     # Taken off first, so that no digits are lost.
     first = next(x.parts()).read().double().mean(axes, keepdim=True)
-    moments = torch.zeros(2, *first.shape, dtype=torch.float64)
+    moments = first.new_zeros(2, *first.shape)
     for part in x.parts():
         centred = part.read().double() - first
         sums = (centred.sum(axes, keepdim=True), centred.square().sum(axes, keepdim=True))

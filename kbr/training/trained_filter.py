@@ -3,13 +3,15 @@
 A subclass says which module is trained, what is fitted after training, and how it filters.
 """
 
-from abc import ABC, abstractmethod
+import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -17,8 +19,9 @@ from torch import Tensor, nn
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 from kbr.core.file_rows import FileRows
-from kbr.core.filters.result import FilterResult
+from kbr.core.filters.base import BaseFilter
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive
+from kbr.core.units import Units
 from kbr.training.callbacks import KeepBest
 from kbr.training.data import Observations, SequenceData, training_rows
 from kbr.training.encoder_names import Encoder, describe_encoder, known_encoder
@@ -28,10 +31,11 @@ from kbr.training.resuming import LAST, Training, last_checkpoint, record_of, tr
 from kbr.training.sequence_module import SequenceModule
 
 ENCODE_ROWS = 512  # frames encoded at once when filtering
+BEYOND = 4.0  # times the mean square of the largest training observation: larger is unlike any
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class TrainedFilter(ABC):
+class TrainedFilter(BaseFilter):
     """A filter whose network is trained; `encoder(shape=...)` builds the network.
 
     epochs         full-batch steps at most;
@@ -64,7 +68,9 @@ class TrainedFilter(ABC):
         self.edges: tuple[str, ...] = ()  # grid edges that the last fit chose, in words
         self.n_epochs = 0
         self._module: SequenceModule | None = None
-        self._shape: tuple[int, ...] = ()
+        self._shape: tuple[int, ...] = ()  # of one observation, in inner coordinates
+        self._units: Units | None = None
+        self._largest = math.inf  # mean square of a scaled training observation
         self._dz = 0
         self._lengths: list[int] = []  # of the training sequences
         counts = ("epochs", "val_every", "patience", "log_every", "checkpoint_every")
@@ -95,14 +101,15 @@ class TrainedFilter(ABC):
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None: ...
 
-    @abstractmethod
-    def filter(self, x: ArrayLike) -> FilterResult: ...
-
     def fit(
         self,
-        x_train: ArrayLike | Sequence[ArrayLike],
-        z_train: ArrayLike | Sequence[ArrayLike],
+        x_train: Any,
+        z_train: Any,
         *,
+        time: Any = None,
+        circular: Sequence[str] | str = (),
+        angle_unit: str = "degrees",
+        units: Units | None = None,
         seed: int = 0,
         folder: Path,
         trainer: dict[str, Any] | None = None,
@@ -111,18 +118,15 @@ class TrainedFilter(ABC):
         """Train on x [T, ...] and z [T, dz], or on lists of sequences; leaves checkpoints and
         TensorBoard logs in `folder`.
 
-        `trainer` holds arguments of `lightning.Trainer`. `resume` is the run folder to continue; a
-        run stopped before its first checkpoint starts anew, which comes to the same.
+        `time`, `circular`, `angle_unit` and `units` as for `KernelBayesFilter.fit`. `trainer` holds
+        arguments of `lightning.Trainer`. `resume` is the run folder to continue; a run stopped
+        before its first checkpoint starts anew, which comes to the same.
         """
-        x, z, self._lengths, shape = training_rows(x_train, z_train, whole=not self.in_blocks)
-        if z.ndim != 2:
-            raise KbrError(
-                f"{type(self).__name__} trains on one sequence, z [T, dz], or a list of them; "
-                f"got z of shape {tuple(z.shape)}. Pass a list, or loop over data sets."
-            )
+        about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
+        rows = training_rows(x_train, z_train, whole=not self.in_blocks, **about)
+        x, z, self._lengths, shape = rows.x, rows.z, rows.lengths, rows.shape
+        self._units = rows.units
         folder = Path(folder)
-        x = x if isinstance(x, FileRows) else x.to(torch.float32).reshape(-1, *shape)
-        z = z.to(torch.float64)
         data = SequenceData(x, z, self._lengths)
         record = self._record(x, z, self._lengths, seed)
         with torch.random.fork_rng(devices=[]):
@@ -148,9 +152,11 @@ class TrainedFilter(ABC):
             start=start,
         )
         module.load_state_dict(keep.weights)
-        module.to(device="cpu", dtype=torch.float32).eval()
+        # In float64 a frame has the same features alone and among others, to the last digits.
+        module.to(device="cpu", dtype=torch.float64).eval()
         self._module, self._shape, self._dz = module, shape, z.shape[-1]
         self.n_epochs, self.val_mse = keep.epoch, keep.score
+        self._largest = self._sizes(x)
         self.finish(module, x, z)
         if first:
             self.save(folder / "checkpoints" / "best.ckpt")
@@ -167,7 +173,9 @@ class TrainedFilter(ABC):
             "val_mse": self.val_mse,
             "n_epochs": self.n_epochs,
             "chosen": self.chosen,
-            "network": {name: value.cpu() for name, value in module.state_dict().items()},
+            "network": {name: _narrow(value) for name, value in module.state_dict().items()},
+            "units": self.units.record(),
+            "largest": self._largest,
             "fitted": self.fitted_state(),
         }
         checkpoint.save(Path(path), content)
@@ -187,9 +195,8 @@ class TrainedFilter(ABC):
         record = {key: content[key] for key in ("kind", "hyper_parameters", "seed", "data")}
         shared = made._shared(record)
         with torch.random.fork_rng(devices=[]):  # weights drawn here are replaced just below
-            module = made.build(
-                made._build_encoder(shape), torch.zeros(2, *shape), torch.randn(2, dz), shared
-            )
+            x, z = torch.zeros(2, *shape, device="cpu"), torch.randn(2, dz, device="cpu")
+            module = made.build(made._build_encoder(shape), x, z, shared)
         try:
             module.load_state_dict(content["network"])
         except RuntimeError as error:
@@ -197,41 +204,58 @@ class TrainedFilter(ABC):
                 f"the network in {path} does not fit the encoder it names. Pass the encoder it was "
                 f"trained with. ({error})"
             ) from error
-        made._module, made._shape, made._dz = module.eval(), shape, dz
+        made._module, made._shape, made._dz = module.double().eval(), shape, dz
         made.val_mse, made.n_epochs = content["val_mse"], content["n_epochs"]
         made.chosen = content["chosen"]
+        found = content.get("units")
+        if found is not None:
+            made._units = Units.from_record(found)
+        made._largest = float(content.get("largest", math.inf))
         made.restore(content["fitted"])
         return made
 
     @property
+    def units(self) -> Units:
+        if self._units is None:  # a file from before filters knew their units
+            return Units.none(self._get().x_mean)
+        return self._units
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one observation."""
-        return self._shape
+        """The shape of one observation, as the user passes it."""
+        angles = sum(self.units.x.circular)
+        return (self._shape[0] - angles,) if angles else self._shape
 
     def to(self, device: str | torch.device) -> Self:
         """Move the network; results are on the CPU."""
+        if torch.device(device).type == "mps":
+            raise KbrError("MPS devices have no float64, which filters need. Use cpu or cuda.")
         self._get().to(device)
         return self
 
     @torch.no_grad()
     def encode(
-        self, x: ArrayLike | FileRows
+        self, x: Tensor | FileRows
     ) -> tuple[Float[Tensor, "s t d"], Bool[Tensor, "s t"], tuple[int, ...]]:
-        """Features of x [*s T ...] on the CPU, which frames are there (no NaN), and *s."""
+        """Features of inner x [*s T ...] on the CPU, which frames are usable, and *s.
+
+        Not usable are frames with a NaN, and those far larger than any of training.
+        """
         module = self._get()
         if isinstance(x, FileRows):
-            found = [self.encode(part.read())[:2] for part in x.parts(ENCODE_ROWS)]
+            found = [self.encode(part.read(np.float64))[:2] for part in x.parts(ENCODE_ROWS)]
             psi, seen = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
             return psi, seen, ()
-        tensor = as_tensor(x, name="x").to(torch.float32)
+        tensor = x.to(torch.float64)
         lead = tensor.shape[: tensor.ndim - len(self._shape)]
         if not lead or tuple(tensor.shape[len(lead) :]) != self._shape:
             raise KbrError(
-                f"observations x must have shape {['...', 'T', *self._shape]}, as in training; got "
+                f"observations x must have shape {['...', 'T', *self.shape]}, as in training; got "
                 f"{list(tensor.shape)}."
             )
         rows = tensor.reshape(-1, *self._shape)
         seen = rows.flatten(1).isfinite().all(1)
+        seen = seen & (self._sizes_of(rows.nan_to_num(0.0, 0.0, 0.0)) <= BEYOND * self._largest)
         kept = seen.reshape(-1, *(1,) * len(self._shape))
         rows = torch.where(kept, rows, torch.zeros_like(rows))
         module.eval()
@@ -242,10 +266,20 @@ class TrainedFilter(ABC):
         steps = lead[-1]
         return psi.reshape(-1, steps, psi.shape[-1]), seen.reshape(-1, steps), tuple(lead[:-1])
 
+    def _sizes(self, x: Observations) -> float:
+        """The largest mean square of the training observations, scaled as the network sees them."""
+        parts = (p.read() for p in x.parts()) if isinstance(x, FileRows) else torch.split(x, 1000)
+        return max(float(self._sizes_of(part).max()) for part in parts)
+
+    def _sizes_of(self, rows: Tensor) -> Float[Tensor, "b"]:
+        module = self._get()
+        scaled = (rows - module.x_mean.to(rows)) / module.x_scale.to(rows)
+        return scaled.flatten(1).square().mean(1)
+
     def gaze(self, x: ArrayLike) -> tuple[Tensor, Tensor] | None:
         """What the encoder looks at in frames x [b c h w]; see `SequenceModule.gaze`."""
         module = self._get()
-        return module.gaze(as_tensor(x, name="x").to(module.x_mean))
+        return module.gaze(self.units.x.apply(as_tensor(x, name="x")).to(module.x_mean))
 
     def _build_encoder(self, shape: tuple[int, ...]) -> nn.Module:
         given = {} if self.dropout is None else {"dropout": self.dropout}
@@ -268,18 +302,24 @@ class TrainedFilter(ABC):
     def training_in(
         self,
         run: Path,
-        x_train: ArrayLike | Sequence[ArrayLike],
-        z_train: ArrayLike | Sequence[ArrayLike],
+        x_train: Any,
+        z_train: Any,
         seed: int,
+        *,
+        units: Units | None = None,
     ) -> Training:
         """How far training of this very run has come in `run`: none, unfinished or finished."""
         if not (run / LAST).is_file():
             return "none"
-        x, z, lengths, _ = training_rows(x_train, z_train, whole=not self.in_blocks)
-        x = x if isinstance(x, FileRows) else x.float()
-        return training_in(run, self._record(x, z.double(), lengths, seed))
+        rows = training_rows(x_train, z_train, whole=not self.in_blocks, units=units)
+        return training_in(run, self._record(rows.x, rows.z, rows.lengths, seed))
 
     def _get(self) -> SequenceModule:
         if self._module is None:
             raise KbrError("this filter is not fitted yet: call fit(x_train, z_train, ...) first.")
         return self._module
+
+
+def _narrow(value: Tensor) -> Tensor:
+    """Weights as they were trained, in float32."""
+    return value.cpu().float() if value.is_floating_point() else value.cpu()

@@ -1,7 +1,7 @@
 """Recordings as arrays: an npz file, or a folder of .npy files, whose images may stay in them."""
 
 import shutil
-import zipfile
+import zlib
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,69 +9,76 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kbr.app.own.recording import Recording, as_observations, names_for, tidy
+from kbr.app.own.stamps import from_integers
 from kbr.core.checkpoint import write_atomically
 from kbr.core.errors import KbrError
 from kbr.core.file_rows import FileRows
+from kbr.core.memory import check_memory, gigabytes
+from kbr.core.npy import BLOCK, Npz, map_file
 
 if TYPE_CHECKING:
     from kbr.app.own.read import Source
 
-UNPACKED = 500_000_000  # bytes of x above which it is unpacked to a file of its own
+ADVICE = "Save x as x.npy and z as z.npy in a folder of their own: images there are read by blocks."
 
 
 def read_npz(source: "Source", path: Path) -> Recording:
-    try:
-        archive = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
-        raise KbrError(f"{path} cannot be read as npz. Write it with np.savez.") from error
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise KbrError(f"{path} holds one bare array; expected npz with x and z (np.savez).")
-    with archive:
-        there = list(archive.files)
-        for key in ("x", "z"):
-            if key not in there:
-                raise KbrError(
-                    f"{path} has no array '{key}'; it has {', '.join(there) or 'none'}. Write it "
-                    "with np.savez(path, x=..., z=...), x [T, ...] and z [T, dz]."
-                )
-        wanted = {"x": "x", "z": "z", **_names_of_borders(source, there, path)}
-        large = extracted(path, "x")
-        arrays = {
-            key: _opened(large) if key == "x" and large else _member(archive, name, path)
-            for key, name in wanted.items()
-        }
-    return _from_arrays(source, path, arrays, file=large)
+    npz = Npz(path)
+    wanted = _wanted(source, npz.names(), path)
+    for name in wanted.values():
+        _check_size(source, npz, name)
+    file = _unpacked(source, npz)
+    arrays = {
+        key: map_file(file) if key == "x" and file else npz.read(name, advice=ADVICE)
+        for key, name in wanted.items()
+    }
+    unused = tuple(name for name in npz.names() if name not in wanted.values())
+    return _from_arrays(source, path, arrays, file=file, unused=unused)
 
 
 def read_arrays(source: "Source", folder: Path) -> Recording:
     """A folder of x.npy, z.npy and, where there are such, sequence.npy and time.npy."""
     there = [path.stem for path in sorted(folder.glob("*.npy"))]
-    wanted = {"x": "x", "z": "z", **_names_of_borders(source, there, folder)}
-    arrays = {key: _opened(folder / f"{name}.npy") for key, name in wanted.items()}
-    return _from_arrays(source, folder, arrays, file=folder / "x.npy")
+    wanted = _wanted(source, there, folder)
+    arrays = {key: map_file(folder / f"{name}.npy") for key, name in wanted.items()}
+    unused = tuple(name for name in there if name not in wanted.values())
+    return _from_arrays(source, folder, arrays, file=folder / "x.npy", unused=unused)
 
 
-def _names_of_borders(source: "Source", there: list[str], path: Path) -> dict[str, str]:
-    """Arrays of sequence ids and time stamps, where there are such."""
-    found = {}
+def _wanted(source: "Source", there: list[str], path: Path) -> dict[str, str]:
+    """The arrays to read; of sequence ids and time stamps where there are such."""
+    for key in ("x", "z"):
+        if key not in there and (key == "x" or source.needs_z):
+            raise KbrError(
+                f"{path} has no array '{key}'; it has {', '.join(there) or 'none'}. Write it "
+                "with np.savez(path, x=..., z=...), x [T, ...] and z [T, dz]."
+            )
+    wanted: dict[str, str] = {key: key for key in ("x", "z") if key in there}
     for key, given in (("sequence", source.sequence), ("time", source.time)):
         if given is not None and given not in there:
             raise KbrError(
                 f"data.{key}={given}: {path} has no such array; it has {', '.join(there)}."
             )
         if (given or key) in there:
-            found[key] = given or key
-    return found
+            wanted[key] = given or key
+    return wanted
 
 
 def _from_arrays(
-    source: "Source", path: Path, arrays: dict[str, np.ndarray], file: Path | None
+    source: "Source",
+    path: Path,
+    arrays: dict[str, np.ndarray],
+    *,
+    file: Path | None,
+    unused: tuple[str, ...],
 ) -> Recording:
     """A recording of arrays; images of `file` stay there."""
-    x, z = arrays["x"], np.asarray(arrays["z"])
     extra = {key: arrays.get(key) for key in ("sequence", "time")}
-    for name, array in (("x", x), ("z", z)):
-        _check_numeric(array, name, path)
+    for name in ("x", "z"):
+        if name in arrays:
+            _check_numeric(arrays[name], name, path)
+    x = arrays["x"]
+    z = arrays.get("z", np.full((len(x), len(source.z or ())), np.nan))
     z = z.reshape(-1, 1) if z.ndim == 1 else z
     if z.ndim != 2:
         raise KbrError(f"z in {path} must be [T, dz] or [T]; got shape {list(z.shape)}.")
@@ -87,64 +94,68 @@ def _from_arrays(
     given_x = None if seen.ndim == 4 else source.x
     stays = file is not None and seen.ndim == 4
     layout = partial(as_observations, channels=source.channels)
+    time, unit = (None, "") if extra["time"] is None else _times(extra["time"], path)
     return tidy(
         Recording(
             kind="npz" if path.is_file() else "npy",
-            x=seen if stays else _floating(seen),
+            x=seen if stays else _floating(seen, path),
             file=FileRows(file, layout=layout) if stays and file is not None else None,
             z=z.astype(np.float64),
             x_names=names_for(given_x, seen.shape[1], "x", "x"),
             z_names=names_for(source.z, z.shape[1], "z", "z"),
             sequence=_sequence_ids(extra["sequence"], len(z), path),
-            time=None if extra["time"] is None else _seconds(extra["time"], path),
-            dtypes=(str(x.dtype), str(z.dtype)),
+            time=time,
+            time_unit=unit,
+            dtypes=(str(x.dtype), str(z.dtype) if "z" in arrays else "absent"),
+            has_truth="z" in arrays,
+            unused=unused,
         )
     )
 
 
-def extracted(path: Path, key: str) -> Path | None:
-    """One large array of an npz file as an .npy file beside it, unpacked once; None if it is small.
+def _check_size(source: "Source", npz: Npz, name: str) -> None:
+    """An error where a packed array is larger than the limit, and not to be unpacked to a file."""
+    size, can_unpack = float(npz.header(name).nbytes), name == "x"
+    if size > source.max_bytes and not (can_unpack and source.unpack):
+        unpack = f"data.unpack=<folder> to unpack it there once ({gigabytes(size)}), or "
+        raise KbrError(
+            f"'{name}' in {npz.path} takes {gigabytes(size)} unpacked; at most "
+            f"data.max_gb={source.max_gb:g} is read into memory. Set "
+            f"{unpack if can_unpack else ''}data.max_gb higher."
+        )
 
-    The file can then be read by blocks, which a packed one cannot.
+
+def _unpacked(source: "Source", npz: Npz) -> Path | None:
+    """A large x as an .npy file in the folder data.unpack, made once; None if it is small.
+
+    The file can then be read by blocks, which a packed one cannot. Its name holds the checksum of
+    its content in the archive, and its content is compared with that before it is trusted.
     """
-    with zipfile.ZipFile(path) as archive:
-        member = archive.getinfo(f"{key}.npy")
-        if member.file_size <= UNPACKED:
-            return None
-        beside = path.with_name(f"{path.stem}.{key}.npy")
-        fresh = beside.is_file() and beside.stat().st_mtime >= path.stat().st_mtime
-        if not (fresh and beside.stat().st_size == member.file_size):
-            print(f"  unpacking {key} of {path} once, to {beside}", flush=True)
-
-            def unpack(target: Path) -> None:
-                with archive.open(member) as packed, target.open("wb") as plain:
-                    shutil.copyfileobj(packed, plain, 2**22)
-
-            write_atomically(beside, unpack)
-    return beside
-
-
-def _opened(path: Path) -> np.ndarray:
-    """An .npy file, mapped and not read."""
-    try:
-        mapped: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    size = float(npz.header("x").nbytes)
+    if source.unpack is None or size <= source.max_bytes:
+        return None
+    checksum = npz.checksum("x")
+    target = Path(source.unpack) / f"{npz.path.stem}.{checksum:08x}.x.npy"
+    if target.is_file() and _crc(target) == checksum:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    free = float(shutil.disk_usage(target.parent).free)
+    if size > free:
         raise KbrError(
-            f"{path} cannot be read: kbr reads plain numbers and never unpickles. Write it with "
-            "np.save, as a numeric array of one shape for all rows."
-        ) from error
-    return mapped
+            f"x of {npz.path} takes {gigabytes(size)} unpacked, and {gigabytes(free)} are free in "
+            f"data.unpack={source.unpack}. Make room, or name another folder."
+        )
+    print(f"  unpacking x of {npz.path} once, {gigabytes(size)}, to {target}", flush=True)
+    write_atomically(target, partial(npz.unpack, "x"))
+    return target
 
 
-def _member(archive: np.lib.npyio.NpzFile, key: str, path: Path) -> np.ndarray:
-    try:
-        return np.asarray(archive[key])
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
-        reason = "an array of Python objects" if "Object arrays" in str(error) else "damaged"
-        raise KbrError(
-            f"'{key}' in {path} is {reason}; kbr reads numbers only and never unpickles. Save it "
-            f"as a plain numeric array, one shape for all rows (np.asarray({key}, dtype=float))."
-        ) from error
+def _crc(path: Path) -> int:
+    found = 0
+    with path.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            found = zlib.crc32(block, found)
+    return found
 
 
 def _check_numeric(array: np.ndarray, name: str, path: Path) -> None:
@@ -154,9 +165,14 @@ def _check_numeric(array: np.ndarray, name: str, path: Path) -> None:
         raise KbrError(f"{name} in {path} must have rows; got shape {list(array.shape)}.")
 
 
-def _floating(x: np.ndarray) -> np.ndarray:
+def _floating(x: np.ndarray, path: Path) -> np.ndarray:
     """float64 for vectors, float32 for images; what is infinite is missing."""
-    made = x.astype(np.float32 if x.ndim == 4 else np.float64)
+    made_of = np.float32 if x.ndim == 4 else np.float64
+    check_memory(float(x.size * np.dtype(made_of).itemsize), what=f"x in {path}", advice=ADVICE)
+    with np.errstate(over="ignore"):
+        made = x.astype(made_of)
+    if (np.isinf(made) & np.isfinite(x)).any():
+        raise KbrError(f"x in {path} holds numbers too large for {made.dtype}. Scale it down.")
     if not np.isfinite(made).all():
         made[~np.isfinite(made)] = np.nan
     return made
@@ -166,18 +182,22 @@ def _sequence_ids(ids: np.ndarray | None, rows: int, path: Path) -> np.ndarray:
     """Numbers for ids of any plain kind."""
     if ids is None:
         return np.zeros(rows, dtype=np.int64)
-    if ids.ndim != 1 or (ids.dtype.kind == "f" and not np.isfinite(ids).all()):
+    kind = ids.dtype.kind
+    if ids.ndim != 1 or kind not in "buifUS" or (kind == "f" and not np.isfinite(ids).all()):
         raise KbrError(f"sequence in {path} must be one id for each row [T]; none may be missing.")
-    return np.unique(ids, return_inverse=True)[1].reshape(-1) if ids.dtype.kind in "US" else ids
+    return np.unique(ids, return_inverse=True)[1].reshape(-1) if kind in "US" else ids
 
 
-def _seconds(time: np.ndarray, path: Path) -> np.ndarray:
-    if time.ndim != 1 or time.dtype.kind not in "uifM":
+def _times(time: np.ndarray, path: Path) -> tuple[np.ndarray, str]:
+    """Time stamps [T] and their unit where the file knows it."""
+    if time.ndim != 1 or time.dtype.kind not in "uifMm":
         raise KbrError(
             f"time in {path} must be numbers or datetime64 [T]; got {time.dtype} of shape "
             f"{list(time.shape)}."
         )
-    if time.dtype.kind == "M":
+    if time.dtype.kind in "Mm":
         since = (time - time[0]) / np.timedelta64(1, "s")
-        return np.where(np.isnat(time), np.nan, since)
-    return time.astype(np.float64)
+        return np.where(np.isnat(time), np.nan, since), "s"
+    if time.dtype.kind in "ui":
+        return from_integers(time.tolist()), ""
+    return time.astype(np.float64), ""

@@ -13,15 +13,20 @@ from torch import Tensor
 
 from kbr.app.own.read import Source
 from kbr.app.own.recording import Recording, listed
-from kbr.app.own.scaling import CONSTANT, Scaling, full_turn
 from kbr.app.own.split import Split, Splitting
 from kbr.app.view import BELIEFS, Gaze, Stepping, View, weights_along
 from kbr.core.errors import KbrError
 from kbr.core.file_rows import FileRows
-from kbr.core.filters.result import FilterResult, mean_squared_error
+from kbr.core.filters.result import FilterResult, joined, mean_squared_error
 from kbr.core.filters.state_space import StateSpaceModel
 from kbr.core.memory import check_memory
+from kbr.core.scaling import Scaling, full_turn
+from kbr.core.units import Units
 
+CONSTANT = (
+    "x is constant over the training rows: it says nothing about z. Choose other columns (data.x), "
+    "or another part (data.split, data.test_share)."
+)
 SHOWN = 500  # test frames that pictures may show, of those that stay in their file
 
 
@@ -33,7 +38,7 @@ class Filter(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnTrials:
-    """Training and test pieces in inner coordinates; `lead` is (trials,), or () for one trial."""
+    """Training and test pieces as recorded; `lead` is (trials,), or () for one trial."""
 
     x_train: list[Any]  # tensors, or FileRows where frames stay in their file
     z_train: list[Tensor]
@@ -80,17 +85,38 @@ class OwnData:
         return self.splitting(self.recording)
 
     @cached_property
-    def scale_x(self) -> Scaling:
-        if self.recording.file is not None:
-            frames = self.recording.file.part(self.parts.train_rows)
-            return Scaling.of_images(frames, self.recording.x_names, full_turn(self.angle_unit))
-        rows = self.recording.x[self.parts.train_rows]
-        if not np.ptp(rows, axis=0).any():
-            raise KbrError(CONSTANT)
-        return self._scaling(rows, self.recording.x_names)
+    def filter_units(self) -> Units:
+        """What the columns mean, fitted on the training rows: all filters of this run have it."""
+        recording, source = self.recording, self.source
+        return Units(
+            self._scale_x(),
+            self._scale_z(),
+            None if recording.has_images else recording.x_names,
+            recording.z_names,
+            labels=self.labels,
+            max_gap=None if self.parts.sampling is None else self.parts.sampling.limit,
+            source={
+                "sequence": source.sequence or "sequence",
+                "time": source.time or "time",
+                "file": source.file,
+                "resize": None if source.resize is None else list(source.resize),
+                "channels": source.channels,
+            },
+        )
 
-    @cached_property
-    def scale_z(self) -> Scaling:
+    def _scale_x(self) -> Scaling:
+        rows, frames = self.parts.train_rows, self.recording.file
+        if frames is not None:
+            made = Scaling.of_images(frames.part(rows))
+            if bool((made.scale == 1).all()) and _is_constant(frames.part(rows)):
+                raise KbrError(CONSTANT)
+            return made
+        values = self.recording.x[rows]
+        if not np.ptp(values, axis=0).any():
+            raise KbrError(CONSTANT)
+        return self._scaling(values, self.recording.x_names)
+
+    def _scale_z(self) -> Scaling:
         rows, names = self.recording.z[self.parts.train_rows], self.recording.z_names
         for name, width in zip(names, np.ptp(rows, axis=0), strict=True):
             if width == 0:
@@ -133,21 +159,16 @@ class OwnData:
 
         Every piece is entered without memory; rows with a missing x are predictions.
         """
-        found = [made.filter(piece) for piece in data.x_test]
+        whole = joined([made.filter(piece) for piece in data.x_test])
         known = self._known
-        joined = FilterResult(
-            torch.cat([r.mean for r in found])[known],
-            torch.cat([r.cov for r in found])[known],
-            torch.cat([r.evidence for r in found])[known],
-        )
-        result = self.scale_z.undo(joined)
-        truth = self.scale_z.nearest(self._truth(known), result.mean)
+        found = {name: getattr(whole, name) for name in ("mean", "cov", "evidence", "raw_cov")}
+        found = {name: value[known] for name, value in found.items() if value is not None}
+        truth = self.filter_units.z.nearest(self._truth(known), found["mean"])
 
         def spread(tensor: Tensor) -> Tensor:
             return tensor.expand(*data.lead, *tensor.shape)
 
-        spreaded = FilterResult(*map(spread, (result.mean, result.cov, result.evidence)))
-        return spreaded, spread(truth)
+        return FilterResult(**{n: spread(value) for n, value in found.items()}), spread(truth)
 
     def view(self, data: OwnTrials, filt: Stepping | None = None, gaze: Gaze | None = None) -> View:
         """What pictures show: recorded values, at the test rows that `test` answers."""
@@ -164,22 +185,17 @@ class OwnData:
             z_train=torch.from_numpy(self.recording.z[train]),
             x_test=_recorded(rows, test[:few], whole=True),
             weights=weights,
-            gaze=gaze and (lambda frames: gaze(self.scale_x.apply(frames.numpy()))),
+            gaze=gaze,
             labels=self.labels,
         )
 
-    def as_recorded(self, x: Tensor) -> Tensor:
-        """Frames in recorded values again; vectors are never shown."""
-        return x * self.scale_x.scale.to(x) + self.scale_x.mean.to(x)
-
     def info(self) -> dict[str, Any]:
         """The error of always answering the training mean: what a filter has to beat."""
-        known = self._known
-        centre = torch.zeros(int(known.sum()), self.scale_z.mean.shape[0], dtype=torch.float64)
-        blind = torch.zeros(*centre.shape, centre.shape[-1], dtype=torch.float64)
-        here = torch.ones(len(centre), dtype=torch.bool)
-        mean = self.scale_z.undo(FilterResult(centre, blind, here)).mean
-        truth = self.scale_z.nearest(self._truth(known), mean)
+        known, scaling = self._known, self.filter_units.z
+        k = scaling.mean.shape[-1]
+        centre = torch.zeros(int(known.sum()), k, dtype=torch.float64)
+        mean, _ = scaling.undo(centre, torch.zeros(*centre.shape, k, dtype=torch.float64))
+        truth = scaling.nearest(self._truth(known), mean)
         return {"test/mse_of_mean": float(mean_squared_error(mean, truth))}
 
     def state_space(self) -> StateSpaceModel:
@@ -206,8 +222,8 @@ class OwnData:
             "split": self.parts.kind,
             "train_rows": len(self.parts.train_rows),
             "test_rows": len(self.parts.test_rows),
-            "scale_x": self.scale_x.record(),
-            "scale_z": self.scale_z.record(),
+            "scale_x": _plain(self.filter_units.x.record()),
+            "scale_z": _plain(self.filter_units.z.record()),
         }
 
     def check_same(self, record: Mapping[str, Any]) -> None:
@@ -222,16 +238,16 @@ class OwnData:
         z, parts = self.recording.z, self.parts
         return OwnTrials(
             x_train=[self._observed(rows) for rows in parts.train],
-            z_train=[self.scale_z.apply(z[rows]) for rows in parts.train],
+            z_train=[torch.from_numpy(z[rows]) for rows in parts.train],
             x_test=[self._observed(rows) for rows in parts.test],
             lead=lead,
         )
 
     def _observed(self, rows: np.ndarray) -> Any:
-        """Observations in inner coordinates; frames that stay in their file are read later."""
+        """Observations as recorded; frames that stay in their file are read later."""
         if self.recording.file is None:
-            return self.scale_x.apply(self.recording.x[rows])
-        return self.recording.file.part(rows).scaled(self.scale_x.mean, self.scale_x.scale)
+            return torch.from_numpy(self.recording.x[rows])
+        return self.recording.file.part(rows)
 
     @property
     def _known(self) -> Tensor:
@@ -242,7 +258,8 @@ class OwnData:
         return torch.from_numpy(self.recording.z[self.parts.test_rows])[known]
 
     def _scaling(self, rows: np.ndarray, names: Sequence[str]) -> Scaling:
-        return Scaling.fit(rows, names, self.circular, full_turn(self.angle_unit))
+        marks = () if rows.ndim > 2 else tuple(name in self.circular for name in names)
+        return Scaling.fit(torch.from_numpy(rows), marks, full_turn(self.angle_unit))
 
 
 def _one_by_one(x: Tensor | FileRows) -> Iterable[Tensor]:
@@ -257,3 +274,13 @@ def _recorded(x: np.ndarray | FileRows, rows: np.ndarray, *, whole: bool = False
     if isinstance(x, FileRows):
         return x.part(rows).read() if whole else x.part(rows)
     return torch.from_numpy(x[rows])
+
+
+def _is_constant(frames: FileRows) -> bool:
+    first = frames.part(slice(1)).raw()[0]
+    return all(bool((part.raw() == first).all()) for part in frames.parts())
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """Tensors as lists, for JSON."""
+    return {k: v.flatten().tolist() if isinstance(v, Tensor) else v for k, v in record.items()}

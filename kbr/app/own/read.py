@@ -1,6 +1,7 @@
 """From a file to a recording: npz, npy, CSV, or a folder of frames with a CSV of states.
 
-Nothing in a file is ever executed: arrays of Python objects are refused.
+Nothing in a file is ever executed: arrays of Python objects are refused. What a file claims is
+checked before memory or disk is taken for it.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,11 @@ class Source:
     x, z       npz: names for the columns; CSV: the columns to read (z of a folder: null, all);
     sequence   npz: the key, CSV: the column, of sequence ids; null: `sequence` if it is there;
     time       the same for time stamps;
-    file       folder: the column of file names.
+    decimal    CSV: point or comma;
+    file       folder: the column of file names;
+    unpack     folder to which a packed x above max_gb is unpacked;
+    max_gb     the most that one packed array, or one picture, may take in memory;
+    needs_z    False: z may be absent, as in a new recording that is to be filtered only.
     """
 
     path: str | None
@@ -38,13 +43,23 @@ class Source:
     z: Sequence[str] | None = None
     sequence: str | None = None
     time: str | None = None
+    decimal: str = "point"
     file: str = "file"
     resize: Sequence[int] | None = None
     channels: str = "auto"
+    unpack: str | None = None
+    max_gb: float = 0.5
+    needs_z: bool = True
 
     def __post_init__(self) -> None:
         for key in ("x", "z"):
             object.__setattr__(self, key, listed(getattr(self, key)))
+        if not self.max_gb > 0:
+            raise KbrError(f"data.max_gb must be greater than 0; got {self.max_gb}.")
+
+    @property
+    def max_bytes(self) -> int:
+        return int(min(self.max_gb, 1e9) * 1e9)
 
     def read(self) -> Recording:
         if self.path is None:
@@ -52,10 +67,14 @@ class Source:
                 "data=npz reads data of your own: set data.path to an npz file, a CSV file, or a "
                 "folder: of x.npy and z.npy, or of frames with a CSV of states."
             )
+        if not isinstance(self.path, str | Path):
+            raise KbrError(
+                f"data.path must name one file or folder; got {self.path!r}. Join several files "
+                "into one, with a column of sequence ids (data.sequence)."
+            )
         path = Path(self.path)
         if path.is_dir():
-            pair = all((path / f"{key}.npy").is_file() for key in ("x", "z"))
-            return read_arrays(self, path) if pair else _read_folder(self, path)
+            return _read_folder(self, path)
         if not path.is_file():
             raise KbrError(f"data.path={path} is no file or folder (looked in {Path.cwd()}).")
         readers = {".npz": read_npz, ".csv": _read_csv, ".tsv": _read_csv, ".txt": _read_csv}
@@ -67,45 +86,89 @@ class Source:
         return readers[path.suffix.lower()](self, path)
 
 
+def read_recording(
+    path: str | Path,
+    *,
+    x: Sequence[str] | None = None,
+    z: Sequence[str] | None = None,
+    sequence: str | None = None,
+    time: str | None = None,
+) -> Recording:
+    """A recording whose state may be unknown: z is the truth where its columns are all there.
+
+    Columns of a CSV are taken by name, whatever their order and whatever else is there.
+    """
+    return Source(path=str(path), x=x, z=z, sequence=sequence, time=time, needs_z=False).read()
+
+
 def _read_csv(source: Source, path: Path) -> Recording:
-    table = read_table(path)
+    table = read_table(path, source.decimal)
     for key, chosen in (("x", source.x), ("z", source.z)):
-        if not chosen:
+        if not chosen and (key == "x" or source.needs_z):
             raise KbrError(
-                f"say which columns of {path} are {key}: data.{key}=[...]. There are: "
-                f"{', '.join(table.names)}."
+                f"say which columns of {path} are {key}: data.{key}=[...]. {table.there()}"
             )
-        check_different(chosen, key)
+        check_different(chosen or (), key)
     assert source.x is not None
-    assert source.z is not None
-    sequence, time = _borders(source, table)
+    borders = _Borders.of(source, table)
+    z, has_truth = _states(source, table, list(source.z or ()))
+    used = (
+        *source.x,
+        *(source.z or () if has_truth else ()),
+        borders.sequence_name,
+        borders.time_name,
+    )
     return tidy(
         Recording(
             kind="csv",
             x=table.numbers(source.x, "x"),
-            z=table.numbers(source.z, "z"),
+            z=z,
             x_names=tuple(source.x),
-            z_names=tuple(source.z),
+            z_names=tuple(source.z or ()),
             dtypes=("text", "text"),
-            sequence=sequence,
-            time=time,
+            sequence=borders.sequence,
+            time=borders.time,
+            time_unit=borders.unit,
+            has_truth=has_truth,
+            unused=table.others(used),
         )
     )
 
 
-def _borders(source: Source, table: Table) -> tuple[np.ndarray, np.ndarray | None]:
-    """Sequence ids and time stamps."""
-    sequence = source.sequence or ("sequence" if "sequence" in table.names else None)
-    time = source.time or ("time" if "time" in table.names else None)
-    ids = np.zeros(len(table), dtype=np.int64)
-    return (
-        ids if sequence is None else table.labels(sequence, "sequence"),
-        None if time is None else table.times(time),
-    )
+@dataclass(frozen=True, eq=False)
+class _Borders:
+    """Sequence ids and time stamps of a table, and the columns they come from."""
+
+    sequence: np.ndarray
+    sequence_name: str | None
+    time: np.ndarray | None
+    time_name: str | None
+    unit: str
+
+    @classmethod
+    def of(cls, source: Source, table: Table) -> "_Borders":
+        by = source.sequence or ("sequence" if "sequence" in table.names else None)
+        at = source.time or ("time" if "time" in table.names else None)
+        ids = np.zeros(len(table), dtype=np.int64) if by is None else table.labels(by, "sequence")
+        time, unit = (None, "") if at is None else table.times(at)
+        return cls(ids, by, time, at, unit)
+
+
+def _states(source: Source, table: Table, columns: list[str]) -> tuple[np.ndarray, bool]:
+    """z [T, dz]; NaN where it may be absent and one of its columns is."""
+    there = bool(columns) and all(name in table.names for name in columns)
+    if there or source.needs_z:
+        return table.numbers(columns, "z"), True
+    return np.full((len(table), len(columns)), np.nan), False
 
 
 def _read_folder(source: Source, folder: Path) -> Recording:
     tables = sorted(folder.glob("*.csv"))
+    has_x, has_z = ((folder / f"{key}.npy").is_file() for key in ("x", "z"))
+    if has_x and (has_z or not source.needs_z):
+        return read_arrays(source, folder)
+    if has_x and not tables:
+        raise KbrError(f"the folder {folder} has x.npy and no z.npy. Save z [T, dz] as z.npy.")
     named = [path for path in tables if path.name == STATES] or tables
     if len(named) != 1:
         found = ", ".join(path.name for path in tables) or "none"
@@ -113,26 +176,39 @@ def _read_folder(source: Source, folder: Path) -> Recording:
             f"the folder {folder} needs one CSV of states, {STATES}, with a column '{source.file}' "
             f"of frames; CSV files there: {found}."
         )
-    chosen = named[0]
-    table = read_table(chosen)
-    sequence, time = _borders(source, table)
-    taken = {source.file, source.sequence or "sequence", source.time or "time"}
-    columns = list(source.z) if source.z else [name for name in table.names if name not in taken]
-    if not columns:
-        raise KbrError(f"{chosen} has no columns of states beside {', '.join(table.names)}.")
-    check_different(columns, "z")
+    return _read_frames(source, folder, read_table(named[0], source.decimal))
+
+
+def _read_frames(source: Source, folder: Path, table: Table) -> Recording:
     from kbr.app.own.frames import read_frames
 
-    x = read_frames(folder, table.text(source.file, "file"), chosen, source.resize)
+    borders = _Borders.of(source, table)
+    taken = (source.file, borders.sequence_name, borders.time_name)
+    if source.z or not source.needs_z:
+        columns = list(source.z or ())
+    else:
+        columns = [name for name in table.names if name not in taken]
+        if not columns:
+            raise KbrError(
+                f"{table.path} has no columns of states beside {', '.join(table.names)}."
+            )
+    check_different(columns, "z")
+    z, has_truth = _states(source, table, columns)
+    files = table.text(source.file, "file")
+    where = [f"line {line} of {table.path}" for line in table.lines]
+    x = read_frames(folder, files, where, resize=source.resize, max_bytes=source.max_bytes)
     return tidy(
         Recording(
             kind="frames",
             x=x,
-            z=table.numbers(columns, "z"),
+            z=z,
             x_names=names_for(None, x.shape[1], "channel", "x"),
             z_names=tuple(columns),
             dtypes=("image files", "text"),
-            sequence=sequence,
-            time=time,
+            sequence=borders.sequence,
+            time=borders.time,
+            time_unit=borders.unit,
+            has_truth=has_truth,
+            unused=table.others((*taken, *(columns if has_truth else ()))),
         )
     )

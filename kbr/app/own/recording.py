@@ -9,15 +9,18 @@ import numpy as np
 
 from kbr.core.errors import KbrError
 from kbr.core.file_rows import FileRows
+from kbr.core.sampling import Sampling, sampling_of
 
-GAP = 1.5  # a step longer than this many usual steps is a gap
 SMALLEST_IMAGE = 4  # pixels; arrays with a shorter side are flattened to vectors
 CHANNELS = (1, 3, 4)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recording:
-    """Rows in order; NaN marks what is missing. x is [T, dx], or images [T, c, h, w]."""
+    """Rows in order; NaN marks what is missing. x is [T, dx], or images [T, c, h, w].
+
+    Without truth (`has_truth` false: a new recording, to be filtered only) z is all NaN.
+    """
 
     kind: str
     x: np.ndarray
@@ -25,9 +28,13 @@ class Recording:
     x_names: tuple[str, ...]  # of columns, or of channels
     z_names: tuple[str, ...]
     sequence: np.ndarray  # [T] number of the sequence, 0, 1, ... in order of appearance
-    time: np.ndarray | None = None  # [T] float64, seconds where the file holds dates
+    time: np.ndarray | None = None  # [T] float64; dates: seconds after the file's first row
+    time_unit: str = ""  # "s" where the file holds dates; else what the user knows
     dtypes: tuple[str, str] = ("", "")  # of x and z in the file
     file: FileRows | None = None  # where images stay that are not to be read whole; x maps them
+    has_truth: bool = True
+    unused: tuple[str, ...] = ()  # columns or arrays of the file that play no part
+    row: np.ndarray | None = None  # [T] the row's place in the file, from 0; None: as they are
 
     def __len__(self) -> int:
         return len(self.z)
@@ -47,7 +54,7 @@ class Recording:
     @cached_property
     def z_missing(self) -> np.ndarray:
         found: np.ndarray = ~np.isfinite(self.z).all(1)
-        return found
+        return found if self.has_truth else np.ones(len(self), dtype=bool)
 
     def digest(self) -> str:
         """A hash of the content, to tell whether a file has changed."""
@@ -62,19 +69,14 @@ class Recording:
         """[T] bool: the row begins a new piece, by its sequence or after a gap in time."""
         found = np.ones(len(self), dtype=bool)
         found[1:] = np.diff(self.sequence) != 0
-        limit = self.longest_step(max_gap)
-        if self.time is not None and limit is not None:
-            found[1:] |= np.diff(self.time) > limit
+        sampling = self.sampling(max_gap)
+        if self.time is not None and sampling is not None:
+            found[1:] |= np.diff(self.time) > sampling.limit
         return found
 
-    def longest_step(self, max_gap: float | None = None) -> float | None:
-        """Steps of `time` above this are gaps: 1.5 usual (median) steps unless given."""
-        if max_gap is not None:
-            return float(max_gap)
-        if self.time is None:
-            return None
-        steps = np.diff(self.time)[np.diff(self.sequence) == 0]
-        return GAP * float(np.median(steps)) if len(steps) else None
+    def sampling(self, max_gap: float | None = None) -> Sampling | None:
+        """The steps of time and the gaps among them; None without time stamps."""
+        return None if self.time is None else sampling_of(self.time, self.sequence, max_gap)
 
 
 def tidy(recording: Recording) -> Recording:
@@ -96,6 +98,7 @@ def tidy(recording: Recording) -> Recording:
         z=np.where(np.isfinite(recording.z), recording.z, np.nan)[order],
         sequence=sequence[order],
         time=time,
+        row=order,
     )
     _check(made, order)
     return made
@@ -109,13 +112,19 @@ def _check(made: Recording, order: np.ndarray) -> None:
         wrong = (np.diff(made.time) <= 0) & (np.diff(made.sequence) == 0)
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
+            if made.time[at] == made.time[at + 1]:
+                raise KbrError(
+                    f"time must grow from row to row of a sequence; row {int(order[at + 1]) + 1} "
+                    f"has the time of the row before, {made.time[at]:.15g}. Take a column with "
+                    "more digits (data.time), drop the row, or name the sequences (data.sequence)."
+                )
             raise KbrError(
                 f"time must grow from row to row of a sequence; row {int(order[at + 1]) + 1} has "
-                f"{made.time[at + 1]:g} after {made.time[at]:g}. Sort the rows by time, or name "
-                "the sequences (data.sequence)."
+                f"{made.time[at + 1]:.15g} after {made.time[at]:.15g}. Sort the rows by time, or "
+                "name the sequences (data.sequence)."
             )
     for name, missing in (("x", made.x_missing), ("z", made.z_missing)):
-        if missing.all():
+        if missing.all() and (name == "x" or made.has_truth):
             raise KbrError(
                 f"every row of {name} has missing values, so there is nothing to learn from. "
                 f"Leave empty columns out of data.{name}."

@@ -6,6 +6,7 @@ import numpy as np
 
 from kbr.app.own.recording import Recording
 from kbr.core.errors import KbrError
+from kbr.core.sampling import Sampling
 
 FEWEST = 20  # usable training rows
 SEVERAL = 4  # sequences from which split=auto goes by sequence
@@ -19,6 +20,7 @@ class Split:
     train: list[np.ndarray]  # row numbers of consecutive pairs, one array for each piece
     test: list[np.ndarray]
     held_out: np.ndarray  # [T] bool: belongs to the test part
+    sampling: Sampling | None = None  # steps of time and the gaps that cut them
 
     @property
     def train_rows(self) -> np.ndarray:
@@ -53,7 +55,15 @@ class Splitting:
             if getattr(self, key) is not None and getattr(self, key) < 1:
                 raise KbrError(f"data.{key} must be at least 1 or null; got {getattr(self, key)}.")
 
+        if self.max_gap is not None and not self.max_gap > 0:
+            raise KbrError(f"data.max_gap must be greater than 0 or null; got {self.max_gap}.")
+
     def __call__(self, recording: Recording) -> Split:
+        if self.max_gap is not None and recording.time is None:
+            raise KbrError(
+                f"data.max_gap={self.max_gap:g} is a step of time, and there are no time stamps. "
+                "Name them (data.time), or leave data.max_gap out."
+            )
         count = int(recording.sequence[-1]) + 1
         kind = self.split
         if kind == "auto":
@@ -70,7 +80,7 @@ class Splitting:
         test = _pieces(held_out, starts, self.n_test, last=False)
         known = sum(int((~recording.z_missing[piece]).sum()) for piece in test)
         self._check(train, known, kind)
-        return Split(kind, train, test, held_out)
+        return Split(kind, train, test, held_out, recording.sampling(self.max_gap))
 
     def _ends(self, recording: Recording) -> np.ndarray:
         held_out = np.zeros(len(recording), dtype=bool)

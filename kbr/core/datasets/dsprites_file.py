@@ -16,12 +16,10 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
@@ -30,6 +28,7 @@ from torch import Tensor
 
 from kbr.core.datasets.sprites import PIXELS, SIZES, check_classes
 from kbr.core.errors import KbrError
+from kbr.core.npy import ARCHIVE, read_header
 
 URL = (
     "https://github.com/google-deepmind/dsprites-dataset/raw/master/"
@@ -74,7 +73,7 @@ class DSpritesFile:
                     rows = np.flatnonzero(which == k)
                     self._check_order(label[flat[rows] % grid], wanted[rows])
                     out[rows] = images[flat[rows] % grid]
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        except ARCHIVE as error:
             raise KbrError(
                 f"{self.path} is not a whole .npz archive: {error}. Delete it and run {COMMAND}."
             ) from error
@@ -117,41 +116,24 @@ class DSpritesFile:
         layouts = {"imgs": ("u", (PIXELS, PIXELS)), "latents_classes": ("iu", (6,))}
         kinds, row = layouts[key]
         want = (math.prod(self.sizes), *row)
-        with archive.open(f"{key}.npy") as stream:
-            shape, dtype = _header(stream, path=self.path, key=key)
-            if dtype.kind not in kinds or (key == "imgs" and dtype.itemsize > 1) or shape != want:
+        member = archive.getinfo(f"{key}.npy")
+        with archive.open(member) as stream:
+            header = read_header(stream, size=member.file_size, what=f"{key} in {self.path}")
+            dtype, begin = header.dtype, header.offset
+            right = dtype.kind in kinds and (key != "imgs" or dtype.itemsize == 1)
+            if not right or header.shape != want or header.fortran:
                 raise KbrError(
-                    f"{key} in {self.path} must be whole numbers (imgs: uint8) of shape {want}; "
-                    f"got {dtype} of shape {shape}. Set path, or sizes."
+                    f"{key} in {self.path} must be whole numbers (imgs: uint8) of shape {want}, in "
+                    f"C order; got {dtype} of shape {header.shape}"
+                    f"{', in Fortran order' if header.fortran else ''}. Set path, or sizes."
                 )
-            begin, size = stream.tell(), dtype.itemsize * math.prod(row)
+            size = dtype.itemsize * math.prod(row)
             for start in starts.tolist():
                 stream.seek(begin + start * size)  # unpacks and drops what lies between
                 data = stream.read(count * size)
                 if len(data) != count * size:
                     raise EOFError(f"{key} ends early")
                 yield np.frombuffer(data, dtype).reshape(count, *row)
-
-
-def _header(
-    stream: IO[bytes] | zipfile.ZipExtFile, *, path: str | Path, key: str
-) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-    """Shape and type of a .npy stream; an array of Python objects would have to be unpickled."""
-    try:
-        version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0
-        if version != (1, 0):
-            read = np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
-    except ValueError as error:
-        raise KbrError(f"{key} in {path} is not an array: {error}. Set path.") from error
-    if dtype.hasobject or fortran:
-        raise KbrError(
-            f"{key} in {path} must be a plain array in C order; got "
-            f"{'Python objects, which are never unpickled' if dtype.hasobject else 'Fortran order'}"
-            ". Set path to the published file."
-        )
-    return shape, dtype
 
 
 def file_md5(path: str | Path) -> str:

@@ -1,56 +1,164 @@
-"""What the kernel Bayes filter believes: an embedding on the training latents, frozen."""
+"""What a filter believes: moments in the units of its data, and all that the next step needs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from kbr.core.calibration import Calibration
 from kbr.core.embedding import Embedding, positive_part
 from kbr.core.filters.result import FilterResult
+from kbr.core.units import Units
+
+Moments = tuple[Tensor, Tensor]  # mean [*e dz] and covariance [*e dz dz]
 
 
 @dataclass(frozen=True, eq=False)
-class Belief:
-    """Belief after an observation (or before any): weights on the training latents.
+class Answering:
+    """From a belief's inner moments to the answer: in the units of the data, and calibrated."""
 
-    `state` are the embedding's coordinates in the latent features: all the next prediction needs.
-    `evidence` is False where the belief is a prediction. `steps` counts the observations.
+    units: Units
+    calibration: Calibration | None
+
+    def raw(self, mean: Tensor, cov: Tensor) -> Moments:
+        return self.units.z.undo(mean, cov)
+
+    def calibrated(self, cov: Tensor, since: Tensor, stretch: Tensor | None) -> Tensor:
+        made = cov if self.calibration is None else self.calibration.cov(cov, since)
+        return made if stretch is None else made * stretch[..., None, None]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Belief:
+    """The belief after an observation, or before any.
+
+    evidence   False where the belief is a prediction; `since` counts the steps since the last one;
+    steps      how many observations there were, missing ones too;
+    place      sequence and time of the last row, where rows state them;
+    stretch    what adaptive regions have learned to multiply the covariance by.
     """
 
-    points: Float[Tensor, "*b n dz"]
-    weights: Float[Tensor, "*e n"]
-    state: Float[Tensor, "*e p"]
     evidence: Bool[Tensor, "*e"]
-    steps: int = 0
+    since: Tensor
+    steps: int
+    answering: Answering
+    place: tuple[Any, float | None] = (None, None)
+    stretch: Tensor | None = None
 
-    @property
-    def embedding(self) -> Embedding:
-        """The belief as a weighted embedding: expectations, samples, densities."""
-        extra = self.weights.ndim - 1 - (self.points.ndim - 2)
-        shape = (*self.points.shape[:-2], *(1,) * extra, *self.points.shape[-2:])
-        return Embedding(self.points.reshape(shape), self.weights)
+    def inner_moments(self) -> Moments:
+        """Mean and raw covariance in the filter's inner coordinates."""
+        raise NotImplementedError
+
+    @cached_property
+    def _raw(self) -> Moments:
+        return self.answering.raw(*self.inner_moments())
 
     @property
     def mean(self) -> Float[Tensor, "*e dz"]:
-        return self.embedding.mean
+        return self._raw[0]
 
     @property
+    def raw_cov(self) -> Float[Tensor, "*e dz dz"]:
+        """The covariance as the algorithm defines it."""
+        return self._raw[1]
+
+    @cached_property
     def cov(self) -> Float[Tensor, "*e dz dz"]:
-        return self.embedding.cov
+        """The calibrated covariance; the raw one where there was nothing to calibrate with."""
+        return self.answering.calibrated(self._raw[1], self.since, self.stretch)
+
+    def __repr__(self) -> str:
+        mean = ", ".join(f"{value:.4g}" for value in self.mean.flatten()[:4].tolist())
+        sd = self.cov.diagonal(dim1=-2, dim2=-1).sqrt().flatten()[:4].tolist()
+        return (
+            f"{type(self).__name__}(step {self.steps}, mean [{mean}], sd "
+            f"[{', '.join(f'{value:.2g}' for value in sd)}], "
+            f"{'with' if bool(self.evidence.all()) else 'without'} evidence)"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class MomentsTable:
+    """Columns 1, z - c and (z - c)(z - c)' of the training latents, c their mean.
+
+    One product with the weights gives mass, mean and second moment; taken about c, offsets of the
+    latents cost no digits.
+    """
+
+    centre: Float[Tensor, "*b dz"]
+    columns: Float[Tensor, "*b n c"]
+
+    @classmethod
+    def of(cls, z: Float[Tensor, "*b n dz"]) -> "MomentsTable":
+        centre = z.mean(-2)
+        away = z - centre.unsqueeze(-2)
+        outer = (away.unsqueeze(-1) * away.unsqueeze(-2)).flatten(-2)
+        return cls(centre, torch.cat([torch.ones_like(z[..., :1]), away, outer], -1))
+
+    def __call__(self, weights: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s c"]:
+        return weights @ self.columns
+
+    def mean(self, moments: Float[Tensor, "*e c"]) -> Float[Tensor, "*e dz"]:
+        """Math: sum_i w_i z_i, whatever the weights sum to."""
+        dz = self.centre.shape[-1]
+        return moments[..., 1 : 1 + dz] + moments[..., :1] * self._wide(moments)
+
+    def mean_cov(self, moments: Float[Tensor, "*e c"]) -> Moments:
+        """Mean as it is; covariance with the weights scaled to sum to one, no eigenvalue < 0."""
+        dz, mass = self.centre.shape[-1], moments[..., :1]
+        mass = torch.where(mass > 0, mass, torch.ones_like(mass))
+        away = moments[..., 1 : 1 + dz] / mass
+        second = moments[..., 1 + dz :].reshape(*away.shape, dz) / mass.unsqueeze(-1)
+        cov = positive_part(second - away.unsqueeze(-1) * away.unsqueeze(-2))
+        return self.mean(moments), cov
+
+    def _wide(self, moments: Tensor) -> Tensor:
+        batch = self.centre.ndim - 1
+        extra = moments.ndim - self.centre.ndim
+        if batch == 0 or extra == 0:
+            return self.centre
+        shape = self.centre.shape
+        return self.centre.reshape(*shape[:batch], *(1,) * extra, shape[-1])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KernelBelief(Belief):
+    """Weights on the training latents.
+
+    `state` are the embedding's coordinates in the latent features: all the next prediction needs.
+    `points` are the training latents in inner coordinates, `moments` sums over them.
+    """
+
+    points: Float[Tensor, "*b n dz"] = field(kw_only=True)
+    weights: Float[Tensor, "*e n"] = field(kw_only=True)
+    state: Float[Tensor, "*e p"] = field(kw_only=True)
+    moments: Float[Tensor, "*e c"] = field(kw_only=True)
+    table: MomentsTable = field(kw_only=True)
+
+    def inner_moments(self) -> Moments:
+        return self.table.mean_cov(self.moments)
+
+    @property
+    def embedding(self) -> Embedding:
+        """The belief as a weighted embedding: expectations, samples, densities.
+
+        Its points are the training latents in the units of the data; an angle is there as
+        (cos, sin), of which averages make sense.
+        """
+        extra = self.weights.ndim - 1 - (self.points.ndim - 2)
+        points = self.answering.units.z.linear(self.points)
+        shape = (*points.shape[:-2], *(1,) * extra, *points.shape[-2:])
+        return Embedding(points.reshape(shape), self.weights)
 
     @property
     def effective_sample_size(self) -> Float[Tensor, "*e"]:
         return self.embedding.effective_sample_size
 
 
-def moments_table(z: Float[Tensor, "*b n dz"]) -> Float[Tensor, "*b n c"]:
-    """Columns 1, z and z z': one product with the weights gives mass, mean and second moment."""
-    outer = (z.unsqueeze(-1) * z.unsqueeze(-2)).flatten(-2)
-    return torch.cat([torch.ones_like(z[..., :1]), z, outer], -1)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class KernelFilterResult(FilterResult):
     """Beliefs at every step, with the embeddings' coordinates that smoothing starts from."""
 
@@ -58,21 +166,16 @@ class KernelFilterResult(FilterResult):
 
 
 def result_from_moments(
+    table: MomentsTable,
     moments: Float[Tensor, "*s t c"],
     evidence: Bool[Tensor, "*s t"],
     norms: Float[Tensor, "*s t"],
     states: Float[Tensor, "*s t p"],
-    dz: int,
 ) -> KernelFilterResult:
-    """Mean as it is, covariance with the weights scaled to sum to one, positive semi-definite.
+    """Moments of all steps; `norms` are those of the weights, |w|.
 
-    `norms` are those of the weights, |w|: the effective sample size is (sum w / |w|)^2.
+    The effective sample size is (sum w / |w|)^2.
     """
-    mass = moments[..., :1]
     sizes = (moments[..., 0] / norms.clamp_min(torch.finfo(norms.dtype).tiny)).square()
-    mass = torch.where(mass > 0, mass, torch.ones_like(mass))
-    mean = moments[..., 1 : 1 + dz]
-    second = moments[..., 1 + dz :].reshape(*mean.shape, dz) / mass.unsqueeze(-1)
-    centre = mean / mass
-    cov = positive_part(second - centre.unsqueeze(-1) * centre.unsqueeze(-2))
-    return KernelFilterResult(mean, cov, evidence, sizes, states)
+    mean, cov = table.mean_cov(moments)
+    return KernelFilterResult(mean, cov, evidence, sizes, states=states)

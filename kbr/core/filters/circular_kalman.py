@@ -79,5 +79,7 @@ def circular_moments(
     mean = (-0.5 * p).exp().unsqueeze(-1) * torch.stack([m.cos(), m.sin()], dim=-1)
     c, s = (2 * m).cos(), (2 * m).sin()
     double = torch.stack([torch.stack([c, s], dim=-1), torch.stack([s, -c], dim=-1)], dim=-2)
-    second = 0.5 * (torch.eye(2).to(m) + (-2 * p).exp()[..., None, None] * double)
+    second = 0.5 * (
+        torch.eye(2, dtype=m.dtype, device=m.device) + (-2 * p).exp()[..., None, None] * double
+    )
     return mean, second - mean.unsqueeze(-1) * mean.unsqueeze(-2)

@@ -18,7 +18,7 @@ def even_blocks(n: int, count: int = FOLDS) -> list[range]:
 
 def rows_outside(stored: Stored, block: range) -> Stored:
     """The training data without the rows of a block, observations flat."""
-    rows = torch.arange(stored.z.shape[-2])
+    rows = torch.arange(stored.z.shape[-2], device=stored.z.device)
     keep = torch.cat([rows[: block.start], rows[block.stop :]])
     return replace(
         stored,
@@ -27,6 +27,9 @@ def rows_outside(stored: Stored, block: range) -> Stored:
         lengths=lengths_outside(stored.lengths, block),
         shape=(stored.x.shape[-1],),
         calibration=None,
+        smoothing=None,
+        reach=None,
+        units=None,
     )
 
 

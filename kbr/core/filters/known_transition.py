@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.belief import moments_table
+from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.engine import Update
 from kbr.core.filters.operators import FilterOperators, Step
 from kbr.core.filters.state_space import StateSpaceModel
@@ -57,6 +57,12 @@ class KnownOperators(FilterOperators):
         none = torch.zeros(state.shape[:-1], dtype=torch.bool, device=state.device)
         return self._step(weights, none)
 
+    def advance(self, state: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s n"]:
+        return self.ratio(state) / self.n
+
+    def forecast_table(self) -> Float[Tensor, "*b n c"]:
+        return self.table.mT @ self.readout.columns / self.n
+
     def reverse(self, lam_transition: Float[Tensor, "*b"]) -> "KnownOperators":
         """Bayes' rule turns R into its transpose."""
         return _operators(self.rule, self.update, self.points, self.table.mT, self.normalize)
@@ -85,6 +91,6 @@ def _operators(
         transition=identity,
         prediction=identity,
         after=torch.arange(n, device=z.device),
-        readout=moments_table(z),
+        readout=MomentsTable.of(z),
         table=table,
     )

@@ -5,7 +5,7 @@ pairs with masses c give the same averages, and a step then costs what it costs 
 The dynamics are estimated from all the data and kept as a small matrix.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.belief import moments_table
+from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.engine import Update
 from kbr.core.filters.operators import FilterOperators, Step
 from kbr.core.filters.transition import transition_pairs
@@ -22,7 +22,7 @@ from kbr.core.linalg import pivoted_cholesky, ridge_cholesky
 from kbr.core.rules import Rule
 
 RESIDUAL = 1e-12  # the pairs' features stop here: fewer landmarks are then as good
-LATENT_SHARE = 0.1  # of eta: what the span of the latent features may leave out
+LATENT_SHARE = 0.1  # of the smaller ridge: what the span of the latent features may leave out
 ROUNDING = 1e-13
 LATENT_RANK = 144  # at most so many latent features
 DYNAMICS_RANK = 28  # of the dynamics in them: the file holds two factors of this width
@@ -37,8 +37,9 @@ def landmark_tolerance(lam: float) -> float:
 class Landmarks:
     """Masses c of the landmark pairs, and the dynamics in whitened latent features, factored.
 
-    The latent features are spanned by the first p landmarks. In white features the singular values
-    of the transition are the correlations of z_t and z_t+1, of which few are far from zero.
+    Math: left right = R^-1 C_prev,post L'^-1 with L L' = C + eta I and R R' = C + lam' I: its
+          singular values are the correlations of z_t and z_t+1, of which few are far from zero.
+    The latent features are spanned by the first p landmarks.
     """
 
     mass: Float[Tensor, "m"]
@@ -46,7 +47,7 @@ class Landmarks:
     right: Float[Tensor, "k p"]
 
     @property
-    def transition(self) -> Float[Tensor, "p p"]:
+    def dynamics(self) -> Float[Tensor, "p p"]:
         return self.left @ self.right
 
 
@@ -54,11 +55,13 @@ class Landmarks:
 class LandmarkOperators(FilterOperators):
     """Filter operators on weighted points.
 
-    Math: with phi white, (C + eta I)^-1/2 phi(z):  r~ = phi m,  m+ = S'u,  u = phi'w,
-          S = (C + lam' I)^-1/2 C_prev,post (C + eta I)^-1/2;  sums over points carry the masses c.
+    Math: with white phi = L^-1 phi(z), L L' = C + eta I:  r~ = phi m,  u = phi'w,  m+ = E'u,
+          E = L' (C + lam' I)^-1 C_prev,post L'^-1, and C_post,prev in `backward`, where time runs
+          backwards;  sums over points carry the masses c.
     """
 
     mass: Float[Tensor, "m"]
+    backward: Float[Tensor, "p p"]
 
     def start(self, sequences: int) -> Step:
         none = torch.zeros(sequences, dtype=torch.bool, device=self.phi.device)
@@ -78,34 +81,54 @@ class LandmarkOperators(FilterOperators):
             weights = torch.where(total > 0, weights / total, self.mass)
             m = torch.where(total > 0, m / total, self.mass @ self.phi)
         none = torch.zeros(state.shape[:-1], dtype=torch.bool, device=state.device)
-        return Step(weights, m, weights @ self.readout, none)
+        return Step(weights, m, self.readout(weights), none)
+
+    def forecast_table(self) -> Float[Tensor, "p c"]:
+        return self.transition @ (self.phi.mT * self.mass) @ self.readout.columns
 
     def reverse(self, lam_transition: Float[Tensor, "*b"]) -> "LandmarkOperators":
-        """Time running backwards: in white features, the transposed transition."""
-        return replace(self, transition=self.transition.mT)
+        """Time running backwards, with the ridge of the transition forwards."""
+        return replace(self, transition=self.backward, backward=self.transition)
 
 
 def landmark_operators(
-    rule: Rule, update: Update, z: Float[Tensor, "m dz"], landmarks: Landmarks, *, eta: float
-) -> LandmarkOperators:
-    """Operators from landmark pairs; `rule.kernel_z` has its bandwidth."""
+    rule: Rule,
+    update: Update,
+    z: Float[Tensor, "m dz"],
+    landmarks: Landmarks,
+    *,
+    eta: float,
+    lam_transition: float,
+) -> tuple[LandmarkOperators, Callable[[Tensor], Tensor]]:
+    """Operators from landmark pairs, and the features of latents; `kernel_z` has its bandwidth."""
     assert isinstance(rule.kernel_z, Kernel)
     mass, rank = landmarks.mass, landmarks.left.shape[0]
-    phi = _white(rule.kernel_z, z, z[:rank], z, mass, eta)
+    span = _span(rule.kernel_z, z[:rank], z, mass)
+    root = span.root(eta, "eta")
+    # With A = R^-1 L:  E = A' S  and, as C_prev,post = R S L',  E backwards = A'A S' A'^-1.
+    turn = _lower_solve(span.root(lam_transition, "lam_transition"), root)
+    dynamics = landmarks.dynamics
+
+    def latents(points: Tensor) -> Tensor:
+        return _lower_solve(root, span(points).mT).mT
+
+    phi = latents(z)
     identity = torch.eye(rank, dtype=z.dtype, device=z.device)
-    return LandmarkOperators(
+    made = LandmarkOperators(
         rule=rule,
         update=update,
         normalize=getattr(rule, "normalize", False),
         points=z,
         phi=phi,
         marginal=identity,
-        transition=landmarks.transition,
+        transition=turn.mT @ dynamics,
         prediction=identity,
         after=torch.arange(rank, device=z.device),
-        readout=moments_table(z),
+        readout=MomentsTable.of(z),
         mass=mass,
+        backward=turn.mT @ turn @ _lower_solve(turn, dynamics).mT,
     )
+    return made, latents
 
 
 def choose_landmarks(
@@ -142,7 +165,7 @@ def choose_landmarks(
     few, order = pivoted_cholesky(
         mass * kernel_z.diagonal(few_z),
         lambda at: root * root[at] * kernel_z(few_z, few_z[at.reshape(1)]).squeeze(-1),
-        tolerance=LATENT_SHARE * eta,
+        tolerance=LATENT_SHARE * min(eta, lam_transition),
         max_rank=LATENT_RANK,
     )
     rest = torch.ones(len(kept), dtype=torch.bool, device=z.device)
@@ -153,12 +176,10 @@ def choose_landmarks(
     mass, points = (t.to(torch.float32).to(torch.float64) for t in (mass[order], z[kept]))
     mass = mass / mass.sum()
     early, late = (rows.to(z.device) for rows in transition_pairs(lengths))
-    before, after = (
-        _white(kernel_z, z, points[: few.shape[-1]], points, mass, ridge)
-        for ridge in (lam_transition, eta)
-    )
-    transition = before[early].mT @ after[late] / len(early)
-    left, values, right = torch.linalg.svd(transition, full_matrices=False)
+    span = _span(kernel_z, points[: few.shape[-1]], points, mass)
+    before = _lower_solve(span.root(lam_transition, "lam_transition"), span(z[early]).mT)
+    after = _lower_solve(span.root(eta, "eta"), span(z[late]).mT)
+    left, values, right = torch.linalg.svd(before @ after.mT / len(early), full_matrices=False)
     half = values[:DYNAMICS_RANK].sqrt()
     factors = left[:, : len(half)] * half, half.unsqueeze(-1) * right[: len(half)]
     return kept, Landmarks(mass, *factors)
@@ -206,23 +227,36 @@ def _thin(points: Float[Tensor, "g k"], mass: Float[Tensor, "g"]) -> Float[Tenso
     return mass
 
 
-def _white(
-    kernel: Kernel, z: Tensor, span: Tensor, points: Tensor, mass: Tensor, ridge: float
-) -> Float[Tensor, "n p"]:
-    """(C + ridge I)^-1/2 phi(z), phi spanned by k(span, .) and C from the weighted points."""
+@dataclass(frozen=True, eq=False)
+class _Span:
+    """Latent features spanned by k(points, .), and their second moment C under the masses."""
+
+    kernel: Kernel
+    points: Float[Tensor, "p dz"]
+    triangle: Float[Tensor, "p p"]
+    second: Float[Tensor, "p p"]
+
+    def __call__(self, z: Float[Tensor, "n dz"]) -> Float[Tensor, "n p"]:
+        return _lower_solve(self.triangle, self.kernel(z, self.points).mT).mT
+
+    def root(self, ridge: float, name: str) -> Float[Tensor, "p p"]:
+        """The lower factor of C + ridge I."""
+        return ridge_cholesky(self.second, ridge=ridge, name=name)
+
+
+def _span(
+    kernel: Kernel, span: Float[Tensor, "p dz"], z: Float[Tensor, "m dz"], mass: Float[Tensor, "m"]
+) -> _Span:
     gram = kernel(span, span)
     jitter = float(ROUNDING * gram.diagonal().max().clamp_min(1e-300))
     triangle = ridge_cholesky(gram, ridge=jitter, name="the latents' span")
-    features = _solve(triangle, kernel(points, span))
-    second = features.mT @ (mass.unsqueeze(-1) * features)
-    return _solve(
-        ridge_cholesky(second, ridge=ridge, name="eta"), _solve(triangle, kernel(z, span))
-    )
+    phi = _lower_solve(triangle, kernel(z, span).mT).mT
+    return _Span(kernel, span, triangle, phi.mT @ (mass.unsqueeze(-1) * phi))
 
 
-def _solve(triangle: Tensor, rows: Tensor) -> Tensor:
-    solved: Tensor = torch.linalg.solve_triangular(triangle, rows.mT, upper=False)
-    return solved.mT
+def _lower_solve(triangle: Tensor, right: Tensor) -> Tensor:
+    solved: Tensor = torch.linalg.solve_triangular(triangle, right, upper=False)
+    return solved
 
 
 def _stationary(kernel: Kernel, points: Tensor) -> Kernel:

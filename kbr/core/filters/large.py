@@ -6,7 +6,7 @@ float32, and sums over all points, made in float64. Hyper-parameters are chosen 
 alone, which choose as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap, Features, PivotedCholesky, pivot_triangle, take_rows
-from kbr.core.filters.belief import moments_table
+from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.engine import Compressed, LowRank, Update, square_pivots
 from kbr.core.filters.known_transition import TransitionRatio
 from kbr.core.filters.operators import FilterOperators
@@ -82,15 +82,25 @@ class LargeOperators(FilterOperators):
     """Filter operators that keep no table of predictions: the features of the points do.
 
     Math: w+ = Phi_prev (C_prev,prev + lam' I)^-1 u / k; `ridged` is the Cholesky factor.
+    `notes` say where a kernel's rank was cut at a limit of this module, and what to set instead.
     """
 
     sums: LatentSums
     ridged: Float[Tensor, "*b p p"]
     before: Int[Tensor, "k"]
+    notes: tuple[str, ...] = ()
 
     def _ahead(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s k"]:
         solved = torch.cholesky_solve(state.mT, self.ridged).mT / len(self.before)
         return at_rows(solved, self.phi).index_select(-1, self.before)
+
+    def forecast_table(self) -> Float[Tensor, "*b p c"]:
+        columns, k = self.readout.columns, len(self.before)
+        total = columns.new_zeros(*self.phi.shape[:-2], self.phi.shape[-1], columns.shape[-1])
+        for rows in blocks(k):
+            early = self.phi.index_select(-2, self.before[rows]).to(columns.dtype)
+            total += early.mT @ columns.index_select(-2, self.after[rows])
+        return torch.cholesky_solve(total / k, self.ridged)
 
     def reverse(self, lam_transition: Float[Tensor, "*b"]) -> "LargeOperators":
         sums, k = self.sums.reversed, len(self.before)
@@ -115,14 +125,17 @@ def large_operators(
     lam: float,
     eta: Tensor,
     lam_transition: Tensor,
-) -> LargeOperators:
-    """All operators of a filter; `scales` are those of x and z, `lam` the smallest ridge in use."""
+) -> tuple[LargeOperators, Callable[[Tensor], Tensor]]:
+    """All operators of a filter, and the features of latents.
+
+    `scales` are those of x and z, `lam` the smallest ridge in use.
+    """
     _check(recipe, x)
     ridge = float(torch.minimum(eta, lam_transition).min())
-    latents = _pivots(recipe.latent_map(scales[1], _latent_tolerance(ridge)), z, LATENT_RANK)
-    observed = _pivots(
-        recipe.observation_map(scales[0], _observation_tolerance(lam)), x, OBSERVATION_RANK
-    )
+    map_z = recipe.latent_map(scales[1], _latent_tolerance(ridge))
+    map_x = recipe.observation_map(scales[0], _observation_tolerance(lam))
+    latents, note_z = _pivots(map_z, z, limit=LATENT_RANK, name="z")
+    observed, note_x = _pivots(map_x, x, limit=OBSERVATION_RANK, name="x")
     mixer = _mixer(recipe, observed, lam)
     columns = latents.train.shape[-1] + observed.train.shape[-1]
     columns += 0 if mixer is None else mixer.pivots.shape[-2]
@@ -136,7 +149,7 @@ def large_operators(
     phi, sums = _latent_table(latents, z, lengths)
     ridged, transition = _dynamics(sums, k, lam_transition)
     before, after = (rows.to(z.device) for rows in transition_pairs(lengths))
-    return LargeOperators(
+    made = LargeOperators(
         rule=recipe.rule,
         update=_update(observed, mixer, x),
         normalize=recipe.normalize,
@@ -146,11 +159,13 @@ def large_operators(
         transition=transition,
         prediction=phi.new_zeros(*phi.shape[:-2], phi.shape[-1], 0),
         after=after,
-        readout=moments_table(z),
+        readout=MomentsTable.of(z),
         sums=sums,
         ridged=ridged,
         before=before,
+        notes=tuple(note for note in (note_x, note_z) if note),
     )
+    return made, latents.function
 
 
 def _latent_tolerance(eta: float) -> float:
@@ -177,18 +192,31 @@ def _check(recipe: Recipe, x: Tensor) -> None:
         )
 
 
-def _pivots(chosen: FeatureMap, points: Float[Tensor, "*b n d"], limit: int) -> Features:
-    """Features fitted to evenly spaced points, with the bandwidth of all of them.
+def _pivots(
+    chosen: FeatureMap, points: Float[Tensor, "*b n d"], *, limit: int, name: str
+) -> tuple[Features, str]:
+    """Features fitted to evenly spaced points, with the bandwidth of all of them, and a note.
 
-    A kernel of higher rank than the limit is cut there: its leading pivots remain.
+    A kernel of higher rank than the limit is cut there, and the note says what that leaves out; a
+    rank that was asked for by PivotedCholesky(max_rank=...) is kept.
     """
     n = points.shape[-2]
     keep = torch.linspace(0, n - 1, min(n, SUBSET), device=points.device).round().long()
     few = points.index_select(-2, keep).to(torch.float64)
-    if isinstance(chosen, PivotedCholesky):
-        kernel = chosen.kernel.fit(points)
-        chosen = replace(chosen, kernel=kernel, max_rank=min(limit, chosen.max_rank or limit))
-    return chosen.fit(few)
+    if not isinstance(chosen, PivotedCholesky):
+        return chosen.fit(few), ""
+    kernel = chosen.kernel.fit(points)
+    made = replace(chosen, kernel=kernel, max_rank=chosen.max_rank or limit).fit(few)
+    if chosen.max_rank is not None or made.train.shape[-1] < limit:
+        return made, ""
+    whole = kernel.diagonal(few)
+    left_out = float(((whole - made.train.square().sum(-1)) / whole.amax()).amax())
+    if left_out <= chosen.tolerance:
+        return made, ""
+    return made, (
+        f"rank of {name} cut at {limit} of {len(keep):,} points; largest residual {left_out:.0e}; "
+        f"pass kernel_{name}=PivotedCholesky(max_rank=...) for more"
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,11 +12,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kbr.core.features import Features
-from kbr.core.filters.belief import moments_table
+from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.engine import Update
 from kbr.core.filters.transition import transition_pairs
 from kbr.core.linalg import ridge_cholesky, ridge_solve
-from kbr.core.rules import Rule, has_evidence
+from kbr.core.rules import NEGLIGIBLE, Rule, has_evidence
 from kbr.core.tables import at_rows, sum_rows
 
 
@@ -47,7 +47,7 @@ class FilterOperators:
     transition: Float[Tensor, "*b p p"]
     prediction: Float[Tensor, "*b p _"]
     after: Int[Tensor, "k"]
-    readout: Float[Tensor, "*b n c"]
+    readout: MomentsTable
 
     @property
     def n(self) -> int:
@@ -85,15 +85,24 @@ class FilterOperators:
         query: Float[Tensor, "*b s c"],
         seen: Bool[Tensor, "*b s"],
         lam: Float[Tensor, "*b s"],
+        familiar: Bool[Tensor, "*b s"] | None = None,
     ) -> Step:
-        """Predict from `state` (or take `prior`, before the first step), then update where seen."""
+        """Predict from `state` (or take `prior`, before the first step), then update where seen.
+
+        An observation that is not `familiar`, unlike any of training, is no evidence either.
+        """
         m = prior.state if prior is not None else state @ self.transition
         r = self.rule.effective_ratio(self.weigh(self.ratio(m)))
         weights = self.update.weights(self.rule, r, query, lam)
         usable = has_evidence(weights) & seen
-        # To the letter of the paper, weights stand as they are; only a missing x is a prediction.
-        keep = usable if self.normalize else seen
-        if self.normalize:
+        if familiar is not None:
+            usable = usable & familiar
+        keep = usable
+        if not self.normalize:
+            # To the letter of the paper, weights stand as they are; only a missing x is a
+            # prediction. Once their total has died away the answer is worth nothing.
+            usable, keep = usable & (weights.sum(-1) > NEGLIGIBLE), seen
+        else:
             total = weights.sum(-1, keepdim=True)
             weights = weights / torch.where(usable.unsqueeze(-1), total, torch.ones_like(total))
         made = self._step(weights, usable)
@@ -115,12 +124,20 @@ class FilterOperators:
         transition, prediction = _dynamics(early, late, lam_transition)
         return replace(self, after=before, transition=transition, prediction=prediction)
 
+    def advance(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s p"]:
+        """Coordinates of the prediction, before it is normalised."""
+        return state @ self.transition
+
+    def forecast_table(self) -> Float[Tensor, "*b p c"]:
+        """Moments of a prediction as a linear function of the state: no sums over points."""
+        return self.prediction @ self.readout.columns.index_select(-2, self.after)
+
     def _ahead(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s k"]:
         """Weights of a prediction on the later points."""
         return state @ self.prediction
 
     def _step(self, weights: Tensor, evidence: Tensor) -> Step:
-        return Step(weights, sum_rows(weights, self.phi), weights @ self.readout, evidence)
+        return Step(weights, sum_rows(weights, self.phi), self.readout(weights), evidence)
 
 
 def build_operators(
@@ -149,7 +166,7 @@ def build_operators(
         transition=transition,
         prediction=prediction,
         after=after,
-        readout=moments_table(z),
+        readout=MomentsTable.of(z),
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from kbr.core.filters.belief import KernelFilterResult
 from kbr.core.filters.cross_fitting import even_blocks, pieces_inside, rows_outside
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
+from kbr.core.filters.operators import FilterOperators
 from kbr.core.filters.storage import Stored
 from kbr.core.filters.tuning import validation_start
 from kbr.core.inputs import check_positive
@@ -52,37 +53,53 @@ def design(mean: Tensor, predicted: Tensor, x: Tensor) -> Tensor:
 
 
 def predicted_means(
-    filt: KernelBayesFilter, result: KernelFilterResult
+    operators: FilterOperators, result: KernelFilterResult
 ) -> Float[Tensor, "*s t dz"]:
     """Means of the predictions before each step of a filtered sequence."""
-    operators = filt.operators
     assert result.states is not None
     dz, batch = operators.points.shape[-1], operators.points.shape[:-2]
     states = result.states[..., :-1, :]
     ahead = operators.predict(states.reshape(*batch, -1, states.shape[-1])).moments
-    later = ahead[..., 1 : 1 + dz].reshape(*states.shape[:-1], dz)
-    first = operators.start(1).moments[..., 1 : 1 + dz]
+    later = operators.readout.mean(ahead).reshape(*states.shape[:-1], dz)
+    first = operators.readout.mean(operators.start(1).moments)
     shape = (*batch, *(1,) * (later.ndim - len(batch) - 1), dz)
     return torch.cat([first.reshape(shape).expand(*later.shape[:-2], 1, dz), later], -2)
+
+
+def corrected(
+    readout: Readout, operators: FilterOperators, result: KernelFilterResult, x: Tensor
+) -> Float[Tensor, "*s t dz"]:
+    """The means of a filtered sequence with the readout's correction; x are its observations."""
+    flat = x.reshape(*result.mean.shape[:-1], -1)
+    return readout(result.mean, predicted_means(operators, result), flat, result.evidence)
 
 
 def fit_readout(filt: KernelBayesFilter, *, ridge: float = RIDGE) -> Readout:
     """The readout of a fitted filter, from blocks of its training data filtered by the others.
 
     Data sets get none where one learned from the steps before the validation block alone does not
-    lower the error there. (Leaving out one of the blocks instead would mislead: the other blocks'
-    residuals come from operators that hold it, so they lean the other way.)
+    lower the error there. (The blocks' own cross-validated error would mislead: residuals of the
+    other blocks come from operators that hold the block that is left out.)
     """
     check_positive(ridge, name="ridge")
     stored = filt._get().stored
     n = stored.z.shape[-2]
-    cut = validation_start(n)
-    validation = range(cut, n)
+    validation = range(validation_start(n), n)
     uses_x = stored.x.shape[-1] <= FEW_COORDINATES
-    rows, missed = _filtered(_without(filt, validation), stored, validation, uses_x=uses_x)
-    left = missed - rows @ _coefficients(_without(filt, validation), ridge, uses_x=uses_x)
+    early = _without(filt, validation)
+    rows, missed = _filtered(early, stored, validation, uses_x=uses_x)
+    left = missed - rows @ _coefficients(early, ridge, uses_x=uses_x)
     helps = left.square().sum((-2, -1)) < missed.square().sum((-2, -1))
     return Readout(_coefficients(filt, ridge, uses_x=uses_x) * helps[..., None, None], uses_x)
+
+
+def readout_without(
+    filt: KernelBayesFilter, block: range, readout: Readout, *, ridge: float
+) -> Readout:
+    """The same readout, learned from the rows outside the block; none where it has none."""
+    made = _coefficients(_without(filt, block), ridge, uses_x=readout.uses_x)
+    used = (readout.coefficients != 0).any(-1, keepdim=True).any(-2, keepdim=True)
+    return Readout(made * used, readout.uses_x)
 
 
 def _coefficients(
@@ -109,9 +126,10 @@ def _filtered(
     designs, missed = [], []
     for start, stop in pieces_inside(stored.lengths, block):
         x, z = stored.x[..., start:stop, :], stored.z[..., start:stop, :]
-        result = filt.filter(x)
+        result = filt._filtered(x.double())
         there = result.evidence.unsqueeze(-1)
-        made = design(result.mean, predicted_means(filt, result), x if uses_x else x[..., :0])
+        before = predicted_means(filt.operators, result)
+        made = design(result.mean, before, x if uses_x else x[..., :0])
         designs.append(made * there)
         missed.append((z - result.mean) * there)
     return torch.cat(designs, -2), torch.cat(missed, -2)

@@ -70,7 +70,8 @@ class Recipe:
             if grid is not None:
                 if len(grid) == 0:
                     raise KbrError(f"{name} must hold at least one value; got none.")
-                check_positive(torch.as_tensor(tuple(grid), dtype=torch.float64), name=name)
+                for value in grid:
+                    check_positive(value, name=name)
 
     @property
     def normalize(self) -> bool:
@@ -200,6 +201,12 @@ def _is_free(kernel: Kernel | FeatureMap) -> bool:
     return (
         isinstance(kernel, Kernel) and kernel.bandwidth is None and not isinstance(kernel, Linear)
     )
+
+
+def has_no_units(kernel: Kernel | FeatureMap) -> bool:
+    """Whether the kernel fits itself to its points: it may see them standardised."""
+    inner = kernel if isinstance(kernel, Kernel) else getattr(kernel, "kernel", None)
+    return isinstance(inner, Kernel) and _is_free(inner)
 
 
 def _scaled(kernel: Kernel | FeatureMap, scale: float | Tensor, tolerance: float) -> FeatureMap:

@@ -80,7 +80,7 @@ class Problem:
         total = z.new_zeros(z.shape[:-2])
         for first, last in pieces_inside(stored.lengths, block):
             query = psi(stored.x[..., first:last, :].double()).unsqueeze(-3)
-            seen = torch.ones(query.shape[:-1], dtype=torch.bool)
+            seen = torch.ones(query.shape[:-1], dtype=torch.bool, device=query.device)
             mean = run_filter(operators, query, seen, at.lam.exp().unsqueeze(-1)).mean.squeeze(-3)
             truth = stored.z[..., first:last, :]
             total = total + (last - first) * mean_squared_error(mean, truth)
@@ -223,7 +223,7 @@ def held_out_error(filt: KernelBayesFilter) -> Float[Tensor, "*b"]:
     early, flat = replace(filt), (stored.x.shape[-1],)
     few = (stored.x[..., :cut, :], stored.z[..., :cut, :], lengths, flat, stored.choice)
     early._fitted = early._finish(Stored(*few))
-    means = [early.filter(stored.x[..., start:stop, :]).mean for start, stop in pieces]
+    means = [early._filtered(stored.x[..., a:b, :].double()).mean for a, b in pieces]
     return mean_squared_error(torch.cat(means, -2), stored.z[..., cut:, :])
 
 

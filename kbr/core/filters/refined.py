@@ -2,49 +2,46 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from kbr.core import checkpoint
 from kbr.core.calibration import Calibration
 from kbr.core.errors import KbrError
-from kbr.core.filters.belief import Belief, KernelFilterResult
+from kbr.core.filters.base import BaseFilter
+from kbr.core.filters.belief import KernelBelief, KernelFilterResult, Moments
+from kbr.core.filters.held_out import Correction
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.operators import FilterOperators
-from kbr.core.filters.readout import RIDGE, Readout, fit_readout, predicted_means
+from kbr.core.filters.readout import RIDGE, Readout, corrected, fit_readout, readout_without
 from kbr.core.filters.refine import refine
 from kbr.core.filters.retune import retune
 from kbr.core.filters.storage import member
+from kbr.core.filters.training_data import training_data
 from kbr.core.filters.tuning import Choice, Progress
-from kbr.core.inputs import ArrayLike, as_tensor
+from kbr.core.units import Units
 
 KIND = "kbr.refined"  # of checkpoints with such filters
 
 
-@dataclass(frozen=True, eq=False)
-class RefinedBelief:
-    """The kernel filter's belief with the corrected mean; all else is the belief's."""
+@dataclass(frozen=True, eq=False, repr=False)
+class RefinedBelief(KernelBelief):
+    """The kernel filter's belief with the corrected mean, in inner coordinates."""
 
-    belief: Belief
-    mean: Float[Tensor, "*e dz"]
+    corrected: Float[Tensor, "*e dz"] = field(kw_only=True)
 
-    @property
-    def cov(self) -> Float[Tensor, "*e dz dz"]:
-        return self.belief.cov
-
-    @property
-    def evidence(self) -> Bool[Tensor, "*e"]:
-        return self.belief.evidence
-
-    @property
-    def steps(self) -> int:
-        return self.belief.steps
+    def inner_moments(self) -> Moments:
+        return self.corrected, super().inner_moments()[1]
 
 
 @dataclass(kw_only=True, eq=False)
-class RefinedFilter:
+class RefinedFilter(BaseFilter):
     """A `base` filter, tuned on all blocks, refined by gradient and corrected by a linear readout.
 
     `steps` of Adam at `rate` (0: the tuned values stand); `ridge` of the readout, in training steps
@@ -63,16 +60,24 @@ class RefinedFilter:
 
     def fit(
         self,
-        x: ArrayLike | Sequence[ArrayLike],
-        z: ArrayLike | Sequence[ArrayLike],
+        x: Any,
+        z: Any,
         *,
+        time: Any = None,
+        circular: Sequence[str] | str = (),
+        angle_unit: str = "degrees",
+        units: Units | None = None,
         progress: Progress | None = None,
     ) -> "RefinedFilter":
-        """Tune, refine and correct, from the training data alone; shapes as in the base filter."""
-        made = retune(replace(self.base).fit(x, z, progress=progress))
+        """Tune, refine and correct, from the training data alone; as `KernelBayesFilter.fit`."""
+        about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
+        base = replace(self.base)
+        data = training_data(x, z, standardize=base._standardized(), **about)
+        made = retune(base._fit(data, progress))
         if self.steps:
             made = refine(made, steps=self.steps, rate=self.rate)
         self._parts = made, None if self.ridge is None else fit_readout(made, ridge=self.ridge)
+        self._calibrate()
         return self
 
     @property
@@ -94,34 +99,74 @@ class RefinedFilter:
         return self.kernel_filter.operators
 
     @property
-    def calibration(self) -> Calibration:
-        """That of the filter without the readout, whose covariances these are."""
+    def units(self) -> Units:
+        return self.kernel_filter.units
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What held-out steps say about the corrected means and their covariances."""
         return self.kernel_filter.calibration
 
-    def filter(self, x: ArrayLike) -> KernelFilterResult:
-        """Beliefs at every step, with corrected means; see `KernelBayesFilter.filter`."""
+    @property
+    def smoothing_calibration(self) -> Calibration | None:
+        return self.kernel_filter.smoothing_calibration
+
+    def _calibrate(self) -> None:
         made, readout = self._get()
-        result = made.filter(x)
+        ridge = self.ridge
+        if readout is None or ridge is None:
+            made._calibrate()
+            return
+
+        def without(block: range) -> Correction:
+            return partial(corrected, readout_without(made, block, readout, ridge=ridge))
+
+        made._calibrate(correct=without)
+
+    def _filtered(self, x: Tensor) -> KernelFilterResult:
+        made, readout = self._get()
+        result = made._filtered(x)
         if readout is None:
             return result
-        flat = as_tensor(x, name="x").reshape(*result.mean.shape[:-1], -1)
-        before = predicted_means(made, result)
-        return replace(result, mean=readout(result.mean, before, flat, result.evidence))
+        return replace(result, mean=corrected(readout, made.operators, result, x))
 
-    def init(self) -> RefinedBelief:
-        """The belief before any observation."""
-        belief = self.kernel_filter.init()
-        return RefinedBelief(belief, belief.mean)
+    def _smoothed(self, x: Tensor) -> KernelFilterResult:
+        return self.kernel_filter._smoothed(x)
 
-    def step(self, belief: RefinedBelief, x: ArrayLike) -> RefinedBelief:
-        """The belief after one more observation x [*b ...]; NaN in x: a prediction only."""
+    def _start(self, prior: Any) -> RefinedBelief:
+        belief = self.kernel_filter._start(prior)
+        return _refined(belief, belief.inner_moments()[0])
+
+    def _stepped(self, belief: RefinedBelief, x: Tensor) -> RefinedBelief:
         made, readout = self._get()
-        after = made.step(belief.belief, x)
+        after = made._stepped(belief, x)
+        mean = made.operators.readout.mean(after.moments)
         if readout is None:
-            return RefinedBelief(after, after.mean)
-        before = made.forecast(belief.belief).mean
-        flat = as_tensor(x, name="x").reshape(*after.mean.shape[:-1], -1)
-        return RefinedBelief(after, readout(after.mean, before, flat, after.evidence))
+            return _refined(after, mean)
+        before = made.operators.readout.mean(made._ahead(belief, 1).moments)
+        flat = x.reshape(*mean.shape[:-1], -1)
+        return _refined(after, readout(mean, before, flat, after.evidence))
+
+    def _ahead(self, belief: RefinedBelief, steps: int) -> RefinedBelief:
+        ahead = self.kernel_filter._ahead(belief, steps)
+        return _refined(ahead, self.kernel_filter.operators.readout.mean(ahead.moments))
+
+    def to(self, device: str | torch.device) -> "RefinedFilter":
+        """The same filter on another device."""
+        made, readout = self._get()
+        moved = replace(self)
+        if readout is not None:
+            readout = replace(readout, coefficients=readout.coefficients.to(device))
+        moved._parts = made.to(device), readout
+        return moved
+
+    def save(self, path: str | Path) -> None:
+        """A file that `load` reads anywhere: tensors and plain values, nothing that runs."""
+        checkpoint.save(Path(path), {"kind": KIND, "refined": self.state()})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "RefinedFilter":
+        return cls.from_state(checkpoint.load(path, kind=KIND)["refined"])
 
     def state(self) -> dict[str, Any]:
         """Plain tensors and values from which `from_state` makes the same filter again."""
@@ -144,6 +189,11 @@ class RefinedFilter:
         if self._parts is None:
             raise KbrError("this filter is not fitted yet: call fit(x_train, z_train) first.")
         return self._parts
+
+
+def _refined(belief: KernelBelief, mean: Tensor) -> RefinedBelief:
+    given = {f.name: getattr(belief, f.name) for f in fields(KernelBelief)}
+    return RefinedBelief(**given, corrected=mean)
 
 
 def trial_state(state: dict[str, Any], trial: int) -> dict[str, Any]:

@@ -2,22 +2,47 @@
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class FilterResult:
     """Moments of the filtering distribution p(z_t | x_1..t) at every step.
 
-    `evidence` is False at steps whose observation was missing or told nothing usable: there the
-    belief is the prediction. `effective_sample_size` is None for filters without weights.
+    cov        calibrated where the filter has something to calibrate with; then `raw_cov` is the
+               covariance as the algorithm defines it, else None;
+    evidence   False at steps whose observation was missing or told nothing usable: there the belief
+               is the prediction. `since` counts the steps since the last evidence;
+    stretch    what adaptive regions have multiplied `cov` by;
+    effective_sample_size   None for filters without weights.
     """
 
     mean: Float[Tensor, "*s t dz"]
     cov: Float[Tensor, "*s t dz dz"]
     evidence: Bool[Tensor, "*s t"]
     effective_sample_size: Float[Tensor, "*s t"] | None = None
+    raw_cov: Float[Tensor, "*s t dz dz"] | None = None
+    since: Tensor | None = None
+    stretch: Float[Tensor, "*s t"] | None = None
+
+    def __repr__(self) -> str:
+        *several, steps, dz = self.mean.shape
+        lead = "".join(f"{size} x " for size in several)
+        evidence = int(self.evidence.sum())
+        last = self.mean.reshape(-1, dz)[-1].tolist()
+        answer = ", ".join(f"{value:.4g}" for value in last[:4])
+        return (
+            f"{type(self).__name__}({lead}{steps} steps of {dz} latent(s), {evidence} with "
+            f"evidence; fields mean, cov, evidence, ...; last mean [{answer}"
+            f"{', ...' if dz > 4 else ''}])"
+        )
+
+    @property
+    def sd(self) -> Float[Tensor, "*s t dz"]:
+        """Standard deviations: the roots of the diagonal of `cov`."""
+        return self.cov.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
 
 
 def mean_squared_error(
@@ -25,3 +50,17 @@ def mean_squared_error(
 ) -> Float[Tensor, "*s"]:
     """Squared Euclidean distance, summed over coordinates, averaged over time."""
     return (mean - truth).square().sum(-1).mean(-1)
+
+
+def joined(parts: list[FilterResult]) -> FilterResult:
+    """Results of consecutive pieces as one."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    axes = {"mean": -2, "cov": -3, "raw_cov": -3}
+    made = {}
+    for name in ("mean", "cov", "evidence", "effective_sample_size", "raw_cov", "since", "stretch"):
+        found = [getattr(part, name) for part in parts]
+        if all(value is not None for value in found):
+            made[name] = torch.cat(found, axes.get(name, -1))
+    return FilterResult(**made)

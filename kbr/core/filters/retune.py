@@ -58,7 +58,7 @@ def cross_fitted_errors(
         for start, stop in pieces_inside(stored.lengths, block):
             query = update.observe(stored.x[..., start:stop, :].double()).unsqueeze(-3)
             query = query.expand(*batch, len(lams), *query.shape[-2:])
-            seen = torch.ones(query.shape[:-1], dtype=torch.bool)
+            seen = torch.ones(query.shape[:-1], dtype=torch.bool, device=query.device)
             mean = run_filter(operators, query, seen, lam).mean
             truth = stored.z[..., start:stop, :].unsqueeze(-3).expand_as(mean)
             total = total + (stop - start) * mean_squared_error(mean, truth)

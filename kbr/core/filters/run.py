@@ -19,25 +19,46 @@ def run_filter(
     query: Float[Tensor, "*b s t c"],
     seen: Bool[Tensor, "*b s t"],
     lam: Float[Tensor, "*b s"],
+    familiar: Bool[Tensor, "*b s t"] | None = None,
 ) -> KernelFilterResult:
-    """Filter every sequence from the uniform start; `query` holds the observations' coordinates."""
+    """Filter every sequence from the uniform start; `query` holds the observations' coordinates.
+
+    Observations that are not `familiar` are no evidence.
+    """
+    like = seen if familiar is None else familiar
     now = operators.start(query.shape[-3])
     prior: Step | None = now
     moments, evidence, norms, states = [], [], [], []
-    for x, there in zip(query.unbind(-2), seen.unbind(-1), strict=True):
-        now = operators.step(prior, now.state, x, there, lam)
+    steps = zip(query.unbind(-2), seen.unbind(-1), like.unbind(-1), strict=True)
+    for x, there, known in steps:
+        now = operators.step(prior, now.state, x, there, lam, known)
         prior = None
         moments.append(now.moments)
         evidence.append(now.evidence)
         states.append(now.state)
         norms.append(torch.linalg.vector_norm(now.weights, dim=-1))
     return result_from_moments(
+        operators.readout,
         torch.stack(moments, -2),
         torch.stack(evidence, -1),
         torch.stack(norms, -1),
         torch.stack(states, -2),
-        operators.points.shape[-1],
     )
+
+
+def run_forecast(
+    operators: FilterOperators, states: Float[Tensor, "*b s p"], steps: int
+) -> Iterator[Float[Tensor, "*b s c"]]:
+    """Moments 1 .. `steps` ahead of beliefs with these coordinates, without sums over points."""
+    table, start = operators.forecast_table(), operators.start(1)
+    for _ in range(steps):
+        moments, states = states @ table, operators.advance(states)
+        if operators.normalize:
+            total = moments[..., :1]
+            scale = torch.where(total > 0, total, torch.ones_like(total))
+            moments = torch.where(total > 0, moments / scale, start.moments)
+            states = torch.where(total > 0, states / scale, start.state)
+        yield moments
 
 
 def run_smoother(
@@ -46,6 +67,7 @@ def run_smoother(
     seen: Bool[Tensor, "*b s t"],
     lam: Float[Tensor, "*b s"],
     lam_transition: Float[Tensor, "*b"],
+    familiar: Bool[Tensor, "*b s t"] | None = None,
 ) -> KernelFilterResult:
     """Beliefs given the whole sequence: a filter forwards, one backwards, and one update of both.
 
@@ -55,25 +77,26 @@ def run_smoother(
     Ref:  Bresler 1986 (two-filter smoothing), here with learned ratios in place of densities.
     """
     backwards = operators.reverse(lam_transition)
-    past = run_filter(operators, query, seen, lam)
-    future = run_filter(backwards, query.flip(-2), seen.flip(-1), lam)
+    like = seen if familiar is None else familiar
+    past = run_filter(operators, query, seen, lam, like)
+    future = run_filter(backwards, query.flip(-2), seen.flip(-1), lam, like.flip(-1))
     rule, n = operators.rule, operators.n
     moments, norms, states = [], [], []
     for t, ratio in enumerate(_both(operators, backwards, past, future)):
         r = normalize_ratio(operators.weigh(ratio))
         weights = operators.update.weights(rule, r, query[..., t, :], lam)
-        usable = (has_evidence(weights) & seen[..., t]).unsqueeze(-1)
+        usable = (has_evidence(weights) & seen[..., t] & like[..., t]).unsqueeze(-1)
         total = torch.where(usable, weights.sum(-1, keepdim=True), 1.0)
         weights = torch.where(usable, weights / total, r / n)
-        moments.append(weights @ operators.readout)
+        moments.append(operators.readout(weights))
         states.append(sum_rows(weights, operators.phi))
         norms.append(torch.linalg.vector_norm(weights, dim=-1))
     return result_from_moments(
+        operators.readout,
         torch.stack(moments, -2),
         past.evidence,
         torch.stack(norms, -1),
         torch.stack(states, -2),
-        operators.points.shape[-1],
     )
 
 

@@ -1,7 +1,7 @@
 """A fitted filter as plain tensors and values, checked when they come back from a file."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from kbr.core.calibration import Calibration
 from kbr.core.errors import KbrError
 from kbr.core.filters.landmarks import Landmarks
 from kbr.core.filters.tuning import CHOICES, Choice
+from kbr.core.units import Units
 
 KIND = "kbr.kernel_filter"  # of files written by KernelBayesFilter.save
 RUN_KIND = "kbr.kernel"  # of a run's checkpoint: a batch of filters, one for each trial
@@ -44,6 +45,19 @@ class Stored:
     landmarks: Landmarks | None = None
     compression: Compression | None = None
     calibration: Calibration | None = None
+    smoothing: Calibration | None = None
+    reach: Float[Tensor, "*b"] | None = None  # of novelty.Reach; None: from the observations
+    units: Units | None = None  # None: numbers as they are
+
+    def to(self, device: str | torch.device) -> "Stored":
+        """The same on another device."""
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, Choice | Landmarks):
+                return replace(value, **{k: moved(part) for k, part in vars(value).items()})
+            return value.to(device) if hasattr(value, "to") else value
+
+        return replace(self, **{name: moved(value) for name, value in vars(self).items()})
 
 
 def pack(stored: Stored) -> dict[str, Any]:
@@ -64,8 +78,14 @@ def pack(stored: Stored) -> dict[str, Any]:
         content |= {"x": small.pop("x"), "z": small.pop("z"), "landmarks": small}
     if stored.compression is not None:
         content["compression"] = dict(vars(stored.compression))
-    if stored.calibration is not None:
-        content["calibration"] = dict(vars(stored.calibration))
+    for name in ("calibration", "smoothing"):
+        found = getattr(stored, name)
+        if found is not None:
+            content[name] = {**vars(found), "counts": list(found.counts)}
+    if stored.reach is not None:
+        content["reach"] = stored.reach
+    if stored.units is not None:
+        content["units"] = stored.units.record()
     return content
 
 
@@ -104,7 +124,12 @@ def unpack(content: object) -> Stored:
             landmarks,
             None if compression is None else Compression(**compression),
             _calibration(content.get("calibration"), z),
+            _calibration(content.get("smoothing"), z),
+            None if content.get("reach") is None else _numbers(content["reach"]),
+            None if content.get("units") is None else Units.from_record(content["units"]),
         )
+    except KbrError:
+        raise
     except (AssertionError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise KbrError(
             "the file's filter is incomplete or its parts do not fit together "
@@ -119,21 +144,35 @@ def member(content: dict[str, Any], trial: int) -> dict[str, Any]:
         return content
     if not 0 <= trial < len(z):
         raise KbrError(f"the file holds trials 0 .. {len(z) - 1}; got trial={trial}.")
-    parts = {"x": content["x"][trial], "z": z[trial]}
-    for name in ("choice", "calibration"):
+    parts: dict[str, Any] = {"x": content["x"][trial], "z": z[trial]}
+    if "choice" in content:
+        parts["choice"] = {key: value[trial] for key, value in content["choice"].items()}
+    for name in ("calibration", "smoothing"):
         if name in content:
-            parts[name] = {key: value[trial] for key, value in content[name].items()}
+            each = {k: content[name][k][trial] for k in ("blend", "errors", "scores")}
+            parts[name] = {**content[name], **each}
+    if content.get("reach") is not None:
+        parts["reach"] = content["reach"][trial]
+    if content.get("units") is not None:
+        parts["units"] = Units.from_record(content["units"]).member(trial).record()
     return {**content, **parts}
 
 
 def _calibration(found: Any, z: Tensor) -> Calibration | None:
     if found is None:
         return None
-    made = Calibration(**{key: _numbers(value) for key, value in found.items()})
-    assert made.blend.shape == z.shape[:-2]
-    assert made.errors.shape == (*z.shape[:-2], z.shape[-1], z.shape[-1])
-    assert made.scores.shape[:-1] == z.shape[:-2]
-    assert made.scores.shape[-1] > 0
+    tensors = {key: _numbers(found[key]) for key in ("blend", "errors", "scores")}
+    if "horizons" not in found:  # of a file from before gaps were told apart: ordinary steps alone
+        one = {key: value.unsqueeze(z.ndim - 2) for key, value in tensors.items()}
+        return Calibration(z.new_zeros(1), (found["scores"].shape[-1],), **one)
+    made = Calibration(_numbers(found["horizons"]), tuple(_counts(found["counts"])), **tensors)
+    batch, rows = z.shape[:-2], len(made.counts)
+    assert made.horizons.shape == (rows,)
+    assert made.blend.shape == (*batch, rows)
+    assert made.errors.shape[:-2] == (*batch, rows)
+    assert made.errors.shape[-1] == made.errors.shape[-2] > 0
+    assert made.scores.shape[:-1] == (*batch, rows)
+    assert 0 < max(made.counts) <= made.scores.shape[-1]
     return made
 
 

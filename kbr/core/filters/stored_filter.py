@@ -1,5 +1,6 @@
 """What a fitted filter can do besides filtering: calibrate, compress, save, load, export."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,13 +10,23 @@ from torch import Tensor
 
 import kbr
 from kbr.core import checkpoint
-from kbr.core.calibration import Calibration, calibrate
+from kbr.core.calibration import Calibration
 from kbr.core.errors import KbrError
-from kbr.core.filters.belief import Belief, KernelFilterResult
+from kbr.core.filters.base import BaseFilter
+from kbr.core.filters.belief import Answering
+from kbr.core.filters.cross_fitting import pieces_inside, rows_outside
 from kbr.core.filters.describe import build, describe
 from kbr.core.filters.export import export_step
+from kbr.core.filters.held_out import (
+    Correction,
+    Piece,
+    calibrated_rows,
+    filter_rows,
+    smoother_calibration,
+)
 from kbr.core.filters.landmarks import choose_landmarks
 from kbr.core.filters.large import LargeOperators, is_large
+from kbr.core.filters.novelty import Reach, nearest_squared, reach_of
 from kbr.core.filters.operators import FilterOperators
 from kbr.core.filters.recipe import Recipe
 from kbr.core.filters.result import mean_squared_error
@@ -23,48 +34,74 @@ from kbr.core.filters.storage import KIND, Compression, Stored, pack, unpack
 from kbr.core.filters.tuning import (
     MINIMUM_STEPS,
     VALIDATION_STEPS,
-    split_lengths,
     validation_start,
 )
 from kbr.core.inputs import ArrayLike, as_tensor
 from kbr.core.memory import check_memory
 from kbr.core.rules import Rule
-from kbr.core.uncertainty import Ellipsoid
+from kbr.core.units import Units
 
 AnyFilter = TypeVar("AnyFilter", bound="StoredFilter")
-SETTINGS = ("rule", "eta", "lam_transition", "scales", "widths", "etas", "lams", "engine")
+SETTINGS = (
+    "rule",
+    "eta",
+    "lam_transition",
+    "scales",
+    "widths",
+    "etas",
+    "lams",
+    "engine",
+    "standardize",
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What `fit` leaves: the training data, what was chosen, and the operators made from both."""
+    """What `fit` leaves: the training data, what was chosen, and the operators made from both.
+
+    `latents` are the features of latents; None where beliefs have no coordinates but weights.
+    """
 
     stored: Stored
     operators: FilterOperators
+    latents: Callable[[Tensor], Tensor] | None = None
     expected: torch.Size = field(init=False)
     row: tuple[int, ...] = field(init=False)
     lam: Tensor = field(init=False)
     seen: Tensor = field(init=False)
+    reach: Reach = field(init=False)
+    units: Units = field(init=False)
+    answering: Answering = field(init=False)
 
     def __post_init__(self) -> None:
-        """What every step asks for, once: an observation's shapes, lam, and that it is there."""
-        batch, width = self.stored.z.shape[:-2], self.stored.x.shape[-1]
-        object.__setattr__(self, "expected", torch.Size((*batch, *self.stored.shape)))
-        object.__setattr__(self, "row", (*batch, 1, width))
-        object.__setattr__(self, "lam", self.stored.choice.lam.unsqueeze(-1))
-        object.__setattr__(self, "seen", torch.ones_like(self.lam, dtype=torch.bool))
+        """What every step asks for, once: shapes, lam, units, what is familiar."""
+        stored, n = self.stored, self.stored.z.shape[-2]
+        batch, width = stored.z.shape[:-2], stored.x.shape[-1]
+        lam = stored.choice.lam.unsqueeze(-1)
+        cut = validation_start(n) if n >= MINIMUM_STEPS else n
+        reach = reach_of(stored.x, stored.x[..., cut:, :], cut)
+        if stored.reach is not None:
+            reach = replace(reach, limit=stored.reach)
+        units = Units.none(stored.z) if stored.units is None else stored.units
+        made = {
+            "expected": torch.Size((*batch, *stored.shape)),
+            "row": (*batch, 1, width),
+            "lam": lam,
+            "seen": torch.ones_like(lam, dtype=torch.bool),
+            "reach": reach,
+            "units": units,
+            "answering": Answering(units, stored.calibration),
+        }
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
 
 
-class StoredFilter:
+class StoredFilter(BaseFilter):
     """The part of the kernel Bayes filter that works on what `fit` left."""
 
     rule: Rule
     _recipe: Recipe
     _fitted: Fitted | None
-    _calibration: Calibration | None
-
-    def filter(self, x: ArrayLike) -> KernelFilterResult:
-        raise NotImplementedError
 
     def _finish(self, stored: Stored) -> Fitted:
         raise NotImplementedError
@@ -80,8 +117,15 @@ class StoredFilter:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one observation."""
-        return self._get().stored.shape
+        """The shape of one observation, as the user passes it."""
+        fitted = self._get()
+        angles = sum(fitted.units.x.circular)
+        shape = fitted.stored.shape
+        return (shape[0] - angles,) if angles else shape
+
+    @property
+    def units(self) -> Units:
+        return self._get().units
 
     @property
     def compression(self) -> Compression | None:
@@ -89,38 +133,100 @@ class StoredFilter:
         return self._get().stored.compression
 
     @property
-    def calibration(self) -> Calibration:
+    def calibration(self) -> Calibration | None:
         """What the end of the training sequence says about the covariances.
 
         A filter with these hyper-parameters is fitted to the steps before the validation block and
-        filters that block; computed when first asked for. Of very many training points the block is
-        so small a part that the filter itself stands for that one.
+        filters that block. Of very many training points the block is so small a part that the
+        filter itself stands for that one.
         """
-        if self._calibration is None:
-            stored = self._get().stored
-            cut = validation_start(stored.z.shape[-2])
-            lengths, pieces = split_lengths(stored.lengths, cut)
-            x, z, shape = stored.x[..., :cut, :], stored.z[..., :cut, :], stored.x.shape[-1:]
-            early = self._copy(self.rule)
-            if is_large(cut):
-                early._fitted = replace(self._get(), stored=replace(stored, shape=tuple(shape)))
-            else:
-                early._fitted = early._finish(Stored(x, z, lengths, tuple(shape), stored.choice))
-            parts = [early.filter(stored.x[..., start:stop, :]) for start, stop in pieces]
-            mean = torch.cat([part.mean for part in parts], -2)
-            cov = torch.cat([part.cov for part in parts], -3)
-            self._calibration = calibrate(mean, cov, stored.z[..., cut:, :])
-        return self._calibration
+        return self._get().stored.calibration
 
-    def calibrated(self, result: KernelFilterResult) -> KernelFilterResult:
-        """The same beliefs with calibrated covariances."""
-        return replace(result, cov=self.calibration.cov(result.cov))
+    @property
+    def smoothing_calibration(self) -> Calibration | None:
+        """The same for smoothed beliefs; measured when first asked for."""
+        fitted = self._get()
+        if fitted.stored.smoothing is None and self._can_calibrate():
+            block, choice = self._validation(), fitted.stored.choice
+            operators = self._without(block)
+            found = smoother_calibration(
+                operators,
+                fitted.units.z,
+                choice.lam_transition,
+                choice.lam,
+                self._pieces_of(operators, block),
+            )
+            self._fitted = replace(fitted, stored=replace(fitted.stored, smoothing=found))
+        return self._get().stored.smoothing
 
-    def credible_region(
-        self, belief: Belief | KernelFilterResult, *, level: float = 0.9
-    ) -> Ellipsoid:
-        """Calibrated credible sets: `level` of the held-out truths lay in theirs."""
-        return self.calibration.region(belief.mean, belief.cov, level=level)
+    def _calibrate(
+        self,
+        *,
+        first_too: bool = True,
+        correct: Callable[[range], Correction] | None = None,
+    ) -> None:
+        """Measure the covariances on steps that operators of the others filter.
+
+        Settings were chosen for the validation block, so its errors are a little too small: the
+        first block of the data is taken too, unless observations are features that have seen it.
+        `correct` gives what corrects the means of a block.
+        """
+        if not self._can_calibrate():
+            return
+        fitted, block = self._get(), self._validation()
+        blocks = [block]
+        if first_too and not is_large(block.stop):
+            blocks.append(range(len(block)))
+        rows = []
+        for some in blocks:
+            operators = self._without(some)
+            pieces = self._pieces_of(operators, some)
+            mend = None if correct is None else correct(some)
+            rows.append(filter_rows(operators, fitted.stored.choice.lam, pieces, mend))
+        found = calibrated_rows(fitted.units.z, rows)
+        self._fitted = replace(fitted, stored=replace(fitted.stored, calibration=found))
+
+    def _can_calibrate(self) -> bool:
+        """A compressed filter no longer has the steps to hold out."""
+        stored = self._get().stored
+        return stored.landmarks is None and stored.z.shape[-2] >= MINIMUM_STEPS
+
+    def _validation(self) -> range:
+        n = self._get().stored.z.shape[-2]
+        return range(validation_start(n), n)
+
+    def _without(self, block: range) -> FilterOperators:
+        """Operators of the steps outside the block, with the same hyper-parameters."""
+        stored = self._get().stored
+        if is_large(stored.z.shape[-2]):
+            return self.operators
+        return self._copy(self.rule)._finish(rows_outside(stored, block)).operators
+
+    def _pieces_of(self, operators: FilterOperators, block: range) -> list[Piece]:
+        """The sequences inside a block, as these operators see them."""
+        stored = self._get().stored
+        found = []
+        for start, stop in pieces_inside(stored.lengths, block):
+            x, z = stored.x[..., start:stop, :].double(), stored.z[..., start:stop, :]
+            found.append(Piece(x, operators.update.observe(x), z))
+        return found
+
+    def to(self: AnyFilter, device: str | torch.device) -> AnyFilter:
+        """The same filter on another device."""
+        stored = self._get().stored
+        made = self._copy(self.rule)
+        made._fitted = made._finish(stored.to(device))
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy and pickle: settings and what was learned; operators are made again from it."""
+        settings = {name: getattr(self, name) for name in SETTINGS}
+        return {"settings": settings, "stored": self._fitted and self._fitted.stored}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        type(self).__init__(self, **state["settings"])
+        if state["stored"] is not None:
+            self._fitted = self._finish(state["stored"])
 
     def compress(
         self: AnyFilter, n_landmarks: int, *, x: ArrayLike | None = None, z: ArrayLike | None = None
@@ -160,9 +266,21 @@ class StoredFilter:
         small = replace(
             stored, x=stored.x[kept], z=stored.z[kept], lengths=[len(kept)], landmarks=landmarks
         )
+        small = replace(
+            small,
+            calibration=self.calibration,
+            smoothing=self.smoothing_calibration,
+            reach=self._reach_of(stored.x[kept]),
+        )
         made.restore(pack(small))
-        made._calibration = self.calibration if len(stored.z) >= MINIMUM_STEPS else None
         return made._measured(self, x, z)
+
+    def _reach_of(self, landmarks: Tensor) -> Tensor:
+        """How far from the landmarks alone an observation may lie: they are fewer anchors."""
+        fitted = self._get()
+        few = reach_of(landmarks, landmarks[:0], len(landmarks)).anchors
+        farthest = nearest_squared(fitted.reach.anchors, few).amax(-1)
+        return (fitted.reach.limit.sqrt() + farthest.sqrt()).square()
 
     def save(self, path: str | Path) -> None:
         """A file that `load` reads anywhere: tensors and plain values, nothing that runs."""
@@ -188,6 +306,8 @@ class StoredFilter:
                 "the file does not say how its filter was constructed: its ratio or kernels are "
                 "code, which files do not hold. Construct it in Python and call restore(state)."
             )
+        if "standardize" not in settings:  # a file from before filters standardised by themselves
+            settings = {**settings, "standardize": False}
         if set(settings) != set(SETTINGS):
             raise KbrError(f"a filter has the settings {SETTINGS}; the file has {list(settings)}.")
         try:
@@ -198,13 +318,12 @@ class StoredFilter:
 
     def export(self, path: str | Path) -> None:
         """The step as a torch.export program, to run without kbr: see `kbr.core.filters.export`."""
-        stored = self._get().stored
         if isinstance(self.operators, LargeOperators):
             raise KbrError(
                 f"a program holds all of a filter's points, here {self.operators.n:,}. Call "
                 "compress(n_landmarks) first."
             )
-        export_step(self.operators, stored.choice.lam, stored.shape, Path(path))
+        export_step(self._get(), self.shape, Path(path))
 
     def state(self) -> dict[str, Any]:
         """Plain tensors and numbers from which `restore` makes the same filter again."""
@@ -212,14 +331,15 @@ class StoredFilter:
             settings = {name: describe(getattr(self, name)) for name in SETTINGS}
         except KbrError:
             settings = None  # a ratio or kernel that is code: the caller constructs it again
-        stored = replace(self._get().stored, calibration=self._calibration)
-        return {**pack(stored), "settings": settings}
+        return {**pack(self._get().stored), "settings": settings}
 
     def restore(self: AnyFilter, state: dict[str, Any]) -> AnyFilter:
         """The inverse of `state`, for a filter constructed with the same hyper-parameters."""
         stored = unpack(state)
         self._fitted = self._finish(stored)
-        self._calibration = stored.calibration
+        known = stored.calibration
+        if known is None or (len(known.counts) == 1 and stored.landmarks is None):
+            self._calibrate()  # a file from before gaps were told apart
         return self
 
     def _measured(
@@ -227,12 +347,17 @@ class StoredFilter:
     ) -> AnyFilter:
         """This compressed filter with its error beside that of the one it came from."""
         stored, fitted = before._get().stored, self._get()
+        units = before.units
         if x is None or z is None:
-            flat, z = stored.x[-VALIDATION_STEPS:], stored.z[-VALIDATION_STEPS:]
-            x = flat.reshape(len(flat), *stored.shape)
-        truth = as_tensor(z, name="z").to(torch.float64)
-        truth = truth.unsqueeze(-1) if truth.ndim == 1 else truth
-        errors = [float(mean_squared_error(f.filter(x).mean, truth)) for f in (before, self)]
+            flat, inner = stored.x[-VALIDATION_STEPS:], stored.z[-VALIDATION_STEPS:]
+            seen = flat.double().reshape(len(flat), *stored.shape)
+        else:
+            given = as_tensor(z, name="z").to(stored.z)
+            inner = units.z.apply(given.unsqueeze(-1) if given.ndim == 1 else given)
+            observed = units.observations(x)
+            assert isinstance(observed, Tensor)
+            seen = observed
+        errors = [float(mean_squared_error(f._filtered(seen).mean, inner)) for f in (before, self)]
         made = Compression(before.operators.n, self.operators.n, *errors)
         self._fitted = replace(fitted, stored=replace(fitted.stored, compression=made))
         return self

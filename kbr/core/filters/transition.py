@@ -16,7 +16,7 @@ def transition_pairs(lengths: Sequence[int]) -> tuple[Int[Tensor, "k"], Int[Tens
     """Rows (before, after) of every step inside a sequence; steps never cross a border."""
     before, start = [], 0
     for length in lengths:
-        before.append(torch.arange(start, start + length - 1))
+        before.append(torch.arange(start, start + length - 1, device="cpu"))
         start += length
     previous = torch.cat(before)
     if previous.numel() == 0:

@@ -1,0 +1,198 @@
+"""What every fitted filter does alike: units in and out, calibrated covariances, streaming.
+
+A subclass filters in inner coordinates; this class stands between it and the user's numbers.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kbr.core.adaptive import RATE, stretched, stretches
+from kbr.core.calibration import NEVER, Calibration, bridges_of, horizons_of
+from kbr.core.errors import KbrError
+from kbr.core.filters.belief import Answering, Belief
+from kbr.core.filters.result import FilterResult, joined
+from kbr.core.inputs import ArrayLike, as_tensor
+from kbr.core.uncertainty import Ellipsoid, credible_region
+from kbr.core.units import Units, is_table
+
+
+class BaseFilter(ABC):
+    """`filter`, `smooth`, `init`, `step`, `forecast` and regions, in the units of the data."""
+
+    @property
+    @abstractmethod
+    def units(self) -> Units:
+        """Names, scaling and angles of x and z, as the training data had them."""
+
+    @property
+    @abstractmethod
+    def calibration(self) -> Calibration | None:
+        """What held-out steps say about the covariances; None where there were too few."""
+
+    @property
+    def smoothing_calibration(self) -> Calibration | None:
+        """The same for smoothed beliefs."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _filtered(self, x: Any) -> FilterResult:
+        """Beliefs in inner coordinates, at observations in inner coordinates [*b *s T ...]."""
+
+    def _smoothed(self, x: Any) -> FilterResult:
+        raise KbrError(f"{type(self).__name__} has no smoother. Use filter(x).")
+
+    @abstractmethod
+    def _start(self, prior: Any) -> Belief:
+        """The belief before any observation."""
+
+    @abstractmethod
+    def _stepped(self, belief: Any, x: Tensor) -> Belief:
+        """The belief after one more observation [*b ...] in inner coordinates."""
+
+    @abstractmethod
+    def _ahead(self, belief: Any, steps: int) -> Belief:
+        """The belief so many steps ahead."""
+
+    def filter(
+        self, x: Any, *, truth: ArrayLike | None = None, adapt: bool = False, delay: int = 1
+    ) -> FilterResult:
+        """Beliefs at every step of x [*b *s T ...]; rows with NaN are missing and are predicted.
+
+        x is an array, or a table whose columns are found by name; where the filter knows columns
+        of sequences or time, each sequence is entered without memory. With `adapt`, covariances
+        follow the errors that `truth` [*b *s T dz] shows `delay` steps later (NaN: not known).
+        """
+        parts = [self._answer(self._filtered(rows), horizons_of) for rows in self._pieces(x)]
+        result = joined(parts)
+        if not adapt:
+            return result
+        if truth is None:
+            raise KbrError("adapt=True learns from truths that arrive later: pass truth=z.")
+        return self._adapted(result, truth, delay)
+
+    def smooth(self, x: Any) -> FilterResult:
+        """Beliefs at every step given the whole sequence, past and future."""
+        parts = []
+        for rows in self._pieces(x):
+            found, known = self._smoothed(rows), self.smoothing_calibration
+            parts.append(self._answer(found, bridges_of, known))
+        return joined(parts)
+
+    def init(self, prior: Any = None) -> Belief:
+        """The belief before any observation: every training latent equally likely.
+
+        `prior` is another one: samples [m, dz] in the units of z, or an `Embedding` of such.
+        """
+        return self._start(prior)
+
+    def step(self, belief: Any, x: Any) -> Any:
+        """The belief after one more observation x [*b ...]; NaN in x: a prediction only.
+
+        x may be a row with named columns; where it states another sequence, or a time after a
+        gap, the belief starts anew.
+        """
+        place = self.units.place(x)
+        if belief.steps and self.units.starts_anew(belief.place, place):
+            belief = replace(self.init(), stretch=belief.stretch)
+        inner = self.units.observations(x)
+        assert isinstance(inner, Tensor)
+        made = self._stepped(belief, inner)
+        return replace(made, place=place) if is_table(x) else made
+
+    def forecast(self, belief: Any, steps: int = 1) -> Any:
+        """The belief `steps` ahead, with no observation in between."""
+        if steps < 1:
+            raise KbrError(f"steps must be at least 1; got {steps}.")
+        return self._ahead(belief, steps)
+
+    def adapt(self, belief: Any, truth: ArrayLike, *, of: Any = None, rate: float = RATE) -> Any:
+        """The belief with error bars that have learned from a truth, of `belief` or one before it.
+
+        Call it when the truth arrives: `belief = filt.adapt(belief, z, of=belief_of_that_step)`.
+        """
+        then = belief if of is None else of
+        z = self._truth(truth, then.mean)
+        missed = self.credible_region(then).contains(z).logical_not()
+        now = torch.ones_like(missed, dtype=z.dtype) if belief.stretch is None else belief.stretch
+        fresh = torch.where(z.isfinite().all(-1), stretched(now, missed, rate), now)
+        return replace(belief, stretch=fresh)
+
+    def credible_region(self, belief: Any, *, level: float = 0.9) -> Ellipsoid:
+        """Credible sets of a belief or a result: `level` of the held-out truths lay in theirs."""
+        calibration = self._calibration_of(belief)
+        if calibration is None:
+            made = credible_region(belief.mean, belief.cov, level=level)
+        else:
+            made = calibration.region(belief.mean, belief.raw_cov, belief.since, level=level)
+        if belief.stretch is None:
+            return made
+        return replace(made, radius2=made.radius2 * belief.stretch)
+
+    def calibrated(self, result: FilterResult) -> FilterResult:
+        """The result as it is: its covariances are calibrated already."""
+        return result
+
+    def save(self, path: Any) -> None:
+        raise NotImplementedError
+
+    def _calibration_of(self, belief: Any) -> Calibration | None:
+        smoothed = isinstance(belief, FilterResult) and belief.since is not None
+        if smoothed and belief.since.is_floating_point():  # both sides count: a smoothed result
+            return self.smoothing_calibration
+        return self.calibration
+
+    def _answering(self) -> Answering:
+        return Answering(self.units, self.calibration)
+
+    def _answer(
+        self, inner: FilterResult, horizon: Any, calibration: Calibration | None = None
+    ) -> FilterResult:
+        """Inner beliefs as the user sees them."""
+        known = self.calibration if horizon is horizons_of else calibration
+        mean, raw = self.units.z.undo(inner.mean, inner.cov)
+        since = horizon(inner.evidence)
+        cov = Answering(self.units, known).calibrated(raw, since, None)
+        return replace(inner, mean=mean, cov=cov, raw_cov=raw, since=since)
+
+    def _pieces(self, x: Any) -> list[Any]:
+        """Observations in inner coordinates: one sequence, or those that a table states."""
+        inner = self.units.observations(x)
+        if not is_table(x):
+            return [inner]
+        assert isinstance(inner, Tensor)
+        source, there = self.units.source, {str(key) for key in x}
+        sequence, time = (source.get(key) for key in ("sequence", "time"))
+        ids = np.asarray(x[sequence]) if sequence in there else [None] * len(inner)
+        stamps = np.asarray(x[time]) if time in there else [None] * len(inner)
+        rows = [{sequence: i, time: t} for i, t in zip(ids, stamps, strict=True)]
+        places = [self.units.place({k: v for k, v in row.items() if k in there}) for row in rows]
+        cuts = [
+            at for at in range(1, len(places)) if self.units.starts_anew(places[at - 1], places[at])
+        ]
+        return [part for part in torch.tensor_split(inner, cuts) if len(part)]
+
+    def _truth(self, truth: ArrayLike, mean: Tensor) -> Tensor:
+        z = as_tensor(truth, name="truth").to(mean)
+        z = z.unsqueeze(-1) if z.shape == mean.shape[:-1] else z
+        if z.shape != mean.shape:
+            raise KbrError(f"truth must have shape {list(mean.shape)}; got {list(z.shape)}.")
+        return self.units.z.nearest(z, mean)
+
+    def _adapted(self, result: FilterResult, truth: ArrayLike, delay: int) -> FilterResult:
+        if delay < 1:
+            raise KbrError(f"delay must be at least 1 step; got {delay}.")
+        z = self._truth(truth, result.mean)
+        region = self.credible_region(result)
+        outside = region.distance(z) / region.radius2
+        found = stretches(outside, delay=delay)
+        return replace(result, cov=result.cov * found[..., None, None], stretch=found)
+
+
+def never(like: Tensor) -> Tensor:
+    """Steps since the last evidence, before any."""
+    return torch.full(like.shape, NEVER, dtype=torch.int64, device=like.device)

@@ -1,0 +1,57 @@
+"""Which observations are like none of training: those say nothing about the latent."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from kbr.core.kernels import FEW_COORDINATES, squared_distances
+
+ANCHORS = 512  # training observations, evenly spaced, that others are compared with
+BEYOND = 1.5  # times the largest held-out distance: farther is unlike
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """Training observations, and how far from the nearest of them an observation may lie.
+
+    The limit is BEYOND times what the farthest held-out observation needed, and at least the root
+    mean square distance of the training observations from their mean.
+    """
+
+    anchors: Float[Tensor, "*b m dx"]
+    limit: Float[Tensor, "*b"]  # squared
+
+    def __call__(self, x: Float[Tensor, "*b q dx"]) -> Bool[Tensor, "*b q"]:
+        if x.shape[-2] == 1 and x.shape[-1] <= FEW_COORDINATES:  # a step of a stream
+            nearest = (self.anchors - x).square().sum(-1).amin(-1, keepdim=True)
+        else:
+            nearest = nearest_squared(x, self.anchors)
+        return nearest <= self.limit.unsqueeze(-1)
+
+
+def reach_of(
+    x: Float[Tensor, "*b n dx"], held_out: Float[Tensor, "*b t dx"], n_before: int
+) -> Reach:
+    """From all training observations; those `held_out` are compared with the first `n_before`."""
+    anchors, early = (_evenly(part).double() for part in (x, x[..., :n_before, :]))
+    limit = (anchors - anchors.mean(-2, keepdim=True)).square().sum(-1).mean(-1)
+    if held_out.shape[-2]:
+        farthest = nearest_squared(held_out.double(), early).amax(-1)
+        limit = torch.maximum(limit, BEYOND**2 * farthest)
+    return Reach(anchors.contiguous(), limit)
+
+
+def nearest_squared(
+    x: Float[Tensor, "*b q dx"], anchors: Float[Tensor, "*b m dx"]
+) -> Float[Tensor, "*b q"]:
+    return squared_distances(x, anchors).amin(-1)
+
+
+def _evenly(points: Float[Tensor, "*b n dx"]) -> Float[Tensor, "*b m dx"]:
+    n = points.shape[-2]
+    if n <= ANCHORS:
+        return points
+    rows = torch.linspace(0, n - 1, ANCHORS, device=points.device).round().long()
+    return points.index_select(-2, rows)

@@ -1,0 +1,212 @@
+"""What users pass to `fit`, as sequences in inner coordinates with their units.
+
+Arrays, nested lists, tables with named columns, one sequence or a list of them. Rows with missing
+values and gaps in time cut a sequence; steps of the dynamics never cross a cut.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.filters.sequences import training_sequences
+from kbr.core.inputs import as_tensor
+from kbr.core.sampling import sampling_of
+from kbr.core.scaling import Scaling, full_turn
+from kbr.core.units import Units, is_table, names_of, numbers, seconds
+
+UNUSUAL = 7.0  # an angle declared in degrees whose values span less may be in radians
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData:
+    """Pairs laid end to end in inner coordinates; `shape` is that of one inner observation."""
+
+    x: Tensor
+    z: Tensor
+    lengths: list[int]
+    shape: tuple[int, ...]
+    units: Units
+
+
+def training_data(
+    x: Any,
+    z: Any,
+    *,
+    time: Any = None,
+    circular: Sequence[str] | str = (),
+    angle_unit: str = "degrees",
+    standardize: tuple[bool, bool] = (True, True),
+    units: Units | None = None,
+) -> TrainingData:
+    """Checked, cut and scaled; `standardize` is for x and for z. `units` are taken where given."""
+    names = [_names(x, "x"), _names(z, "z")]
+    x, z = _plain(x), _plain(z)
+    x, z, gap = _cut(x, z, time)
+    flat, latents, lengths, shape = training_sequences(x, z)
+    observed = flat.reshape(*flat.shape[:-1], *shape)
+    if units is None:
+        units = _units(observed, latents, names, circular, full_turn(angle_unit), standardize, gap)
+    inner = units.x.apply(observed).to(observed.dtype)
+    batch = latents.ndim - 2
+    return TrainingData(
+        inner.flatten(batch + 1) if inner.ndim > batch + 2 else inner,
+        units.z.apply(latents),
+        lengths,
+        tuple(inner.shape[batch + 1 :]),
+        units,
+    )
+
+
+def _units(
+    x: Tensor,
+    z: Tensor,
+    names: list[tuple[str, ...] | None],
+    circular: Sequence[str] | str,
+    turn: float,
+    standardize: tuple[bool, bool],
+    gap: float | None,
+) -> Units:
+    """Fitted to the training rows."""
+    batch = z.ndim - 2
+    wanted = (circular,) if isinstance(circular, str) else tuple(circular)
+    vectors = x.ndim == batch + 2
+    x_names = names[0] or (_numbered("x", x.shape[-1]) if vectors else ())
+    z_names = names[1] or _numbered("z", z.shape[-1])
+    unknown = [name for name in wanted if name not in (*x_names, *z_names)]
+    if unknown:
+        raise KbrError(
+            f"circular names {', '.join(map(repr, unknown))}, which is no column of x "
+            f"({', '.join(x_names) or 'frames'}) or z ({', '.join(z_names)}). Correct circular."
+        )
+    scalings = []
+    for values, columns, wide in ((x, x_names, standardize[0]), (z, z_names, standardize[1])):
+        marks = tuple(name in wanted for name in columns)
+        _check_turn(values, columns, marks, turn)
+        if wide or any(marks):
+            made = Scaling.fit(values, marks, turn, batch=batch, standardize=wide)
+        else:
+            made = Scaling.none(values)
+        scalings.append(made)
+    scale_x, scale_z = scalings
+    return Units(scale_x, scale_z, names[0], names[1], labels=names[1], max_gap=gap)
+
+
+def _check_turn(values: Tensor, names: Sequence[str], marks: Sequence[bool], turn: float) -> None:
+    for k, (name, mark) in enumerate(zip(names, marks, strict=False)):
+        if mark and turn == 360.0:
+            span = float(values[..., k].max() - values[..., k].min())
+            if span < UNUSUAL:
+                warnings.warn(
+                    f"the angle '{name}' spans {span:.3g} degrees only: if it is in radians, set "
+                    "angle_unit='radians'.",
+                    stacklevel=5,
+                )
+
+
+def _numbered(letter: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{letter}_{k + 1}" for k in range(count))
+
+
+def _names(value: Any, letter: str) -> tuple[str, ...] | None:
+    """Names of the columns of a table, or of the first of several."""
+    if isinstance(value, list | tuple) and value and is_table(value[0]):
+        found = {_names(part, letter) for part in value}
+        if len(found) > 1:
+            raise KbrError(f"all sequences of {letter} need the same columns; got {found}.")
+        return found.pop()
+    if is_table(value):
+        return tuple(str(name) for name in names_of(value))
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """Tables as arrays, also inside a list."""
+    if isinstance(value, list | tuple) and value and (is_table(value[0]) or _is_series(value[0])):
+        return [_plain(part) for part in value]
+    if is_table(value):
+        return np.stack([numbers(value[name], str(name)) for name in names_of(value)], -1)
+    return value.to_numpy() if _is_series(value) else value
+
+
+def _is_series(value: Any) -> bool:
+    return hasattr(value, "to_numpy") and not is_table(value)
+
+
+def _cut(x: Any, z: Any, time: Any) -> tuple[Any, Any, float | None]:
+    """Sequences cut at rows with missing values and at gaps in time; the limit of a gap."""
+    several = _several(x) and _several(z)
+    if several and len(x) != len(z):
+        return x, z, None  # refused, in words, where shapes are checked
+    xs, zs = (list(x), list(z)) if several else ([x], [z])
+    times = _times(time, several, len(xs))
+    pairs = [(as_tensor(a, name="x"), as_tensor(b, name="z")) for a, b in zip(xs, zs, strict=True)]
+    plain = all(b.ndim in (1, 2) and a.ndim and len(a) == len(b) for a, b in pairs)
+    if not plain:
+        if time is not None:
+            raise KbrError("time goes with sequences x [T, ...] and z [T, dz]; leave it out here.")
+        return x, z, None
+    sampling = None
+    if time is not None:
+        ids = np.repeat(np.arange(len(times)), [len(t) for t in times])
+        sampling = sampling_of(np.concatenate(times), ids)
+    limit = None if sampling is None else sampling.limit
+    pieces, lost, rows = [], 0, 0
+    for (a, b), stamps in zip(pairs, times, strict=True):
+        if stamps is not None and len(stamps) != len(b):
+            raise KbrError(f"time must hold one value a row; got {len(stamps)} for {len(b)} rows.")
+        good = _complete(a) & _complete(b)
+        starts = np.zeros(len(b), dtype=bool)
+        if stamps is not None:
+            steps = np.diff(stamps)
+            if (steps <= 0).any() or not np.isfinite(stamps).all():
+                raise KbrError("time must grow from row to row of a sequence. Sort the rows.")
+            starts[1:] = steps > (np.inf if limit is None else limit)
+        kept = np.flatnonzero(good)
+        cuts = np.flatnonzero((np.diff(kept) > 1) | starts[kept[1:]]) + 1
+        runs = [run for run in np.split(kept, cuts) if len(run)]
+        pieces += [(a[run[0] : run[-1] + 1], b[run[0] : run[-1] + 1]) for run in runs]
+        lost, rows = lost + len(good) - len(kept), rows + len(good)
+    if not pieces and rows:
+        raise KbrError(f"every one of the {rows} training rows has a missing value in x or z.")
+    if lost:
+        warnings.warn(
+            f"{lost} of {rows} training rows have missing values: they are left out, and the "
+            f"dynamics are learned from {len(pieces)} piece(s) between them.",
+            stacklevel=4,
+        )
+    if sampling is not None and (sampling.irregular or sampling.gaps):
+        warnings.warn(
+            f"{'sampling is irregular: ' if sampling.irregular else ''}steps of time from "
+            f"{sampling.shortest:.3g} to {sampling.longest:.3g}, usually {sampling.usual:.3g}; the "
+            f"filter takes all steps up to {sampling.limit:.3g} as equal, and {sampling.gaps} "
+            "longer one(s) as gaps. Resample the recording evenly where that is wrong.",
+            stacklevel=4,
+        )
+    if len(pieces) <= 1 and not several:
+        return (*pieces[0], limit) if pieces else (x, z, limit)
+    return [a for a, _ in pieces], [b for _, b in pieces], limit
+
+
+def _several(value: Any) -> bool:
+    """A list of arrays is several sequences; nested lists of numbers are one array."""
+    arrays = (Tensor, np.ndarray)
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], arrays)
+
+
+def _times(time: Any, several: bool, count: int) -> list[Any]:
+    if time is None:
+        return [None] * count
+    parts = list(time) if several else [time]
+    if len(parts) != count:
+        raise KbrError(f"time must be as many sequences as x; got {len(parts)} and {count}.")
+    return [np.array([seconds(stamp) for stamp in np.asarray(part)]) for part in parts]
+
+
+def _complete(values: Tensor) -> np.ndarray:
+    """[T] bool: nothing in the row is missing or infinite."""
+    return values.reshape(len(values), -1).isfinite().all(1).cpu().numpy()
