@@ -166,7 +166,7 @@ def test_the_exported_step_is_the_filter(filt, rounding, tmp_path):
     made.export(tmp_path / "step.pt2")
     step = torch.export.load(tmp_path / "step.pt2").module()
     batch = made.filter(x)
-    state = torch.zeros(made.operators.phi.shape[-1] + 8, dtype=torch.float64)
+    state = torch.zeros(made.operators.phi.shape[-1] + 9, dtype=torch.float64)
     for t in range(15):
         state, mean, cov, evidence = step(state, x[t])
         torch.testing.assert_close(mean, batch.mean[t], rtol=0, atol=rounding)

@@ -83,7 +83,7 @@ def test_scaling_by_blocks_is_that_of_all_frames(folder, few_at_once, monkeypatc
     assert in_file.recording.file is not None
     assert in_memory.recording.file is None
     for name in ("mean", "scale"):
-        found, truth = (getattr(o.scale_x, name) for o in (in_file, in_memory))
+        found, truth = (getattr(o.filter_units.x, name) for o in (in_file, in_memory))
         torch.testing.assert_close(found, truth.double(), rtol=1e-6, atol=0)
     x = FileRows.join(in_file.data(0).x_train)
     whole = torch.cat(in_memory.data(0).x_train)

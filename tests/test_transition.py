@@ -44,7 +44,9 @@ def test_forecast_equals_the_dense_transition():
     """Weights one step ahead: w_1 = 0 and Algorithm 2, step 4, on the others."""
     (x,), (z,) = sequences([90])
     rule = ImportanceWeightedRule(lam=1e-2, normalize=False)
-    filt = KernelBayesFilter(rule=rule, eta=1e-4, scales=(1.0,), widths=(1.0,)).fit(x, z)
+    filt = KernelBayesFilter(
+        rule=rule, eta=1e-4, scales=(1.0,), widths=(1.0,), standardize=False
+    ).fit(x, z)
     belief = filt.step(filt.init(), x[5])
     ahead = filt.forecast(belief)
     g_z = gram(z, z, median_bandwidth(z))
@@ -59,7 +61,9 @@ def test_several_sequences_equal_the_dense_algorithm_without_border_pairs():
     xs, zs = sequences(lengths)
     (x_test,), _ = sequences([60], seed=1)
     rule = ImportanceWeightedRule(lam=1e-2, normalize=False)
-    filt = KernelBayesFilter(rule=rule, eta=1e-4, scales=(1.0,), widths=(1.0,)).fit(xs, zs)
+    filt = KernelBayesFilter(
+        rule=rule, eta=1e-4, scales=(1.0,), widths=(1.0,), standardize=False
+    ).fit(xs, zs)
     x, z = np.concatenate(xs), np.concatenate(zs)
     widths = {"width_x": median_bandwidth(x), "width_z": median_bandwidth(z)}
     ridges = {"eta": 1e-4, "lam": 1e-2}

@@ -89,8 +89,17 @@ class Scaling:
         )
         return cls(centre, width)
 
-    def apply(self, values: Tensor) -> Tensor:
+    def apply(self, values: Tensor, name: str = "z") -> Tensor:
         """Recorded values [*b ... d] in inner coordinates, in float64; NaN stays NaN."""
+        own = self.mean.shape[self.batch :]
+        if len(own) in (1, 3):  # a column or channel too few would be repeated without a word
+            count = own[0] - sum(self.circular)
+            if values.ndim < len(own) or values.shape[-len(own)] != count:
+                kind = "channel(s)" if len(own) > 1 else "column(s)"
+                raise KbrError(
+                    f"observations and latents need the shape they had in training: {name} has "
+                    f"{count} {kind}; got shape {list(values.shape)}."
+                )
         inner = _unroll(values.double(), self.circular, self.turn)
         return (inner - self._wide(self.mean, inner)) / self._wide(self.scale, inner)
 
@@ -181,7 +190,9 @@ class Scaling:
     @classmethod
     def from_record(cls, found: dict[str, Any]) -> "Scaling":
         """The inverse of `record`; what does not fit together is refused."""
-        mean, scale = (torch.as_tensor(found[k], dtype=torch.float64) for k in ("mean", "scale"))
+        mean, scale = (
+            torch.as_tensor(found[k], dtype=torch.float64, device="cpu") for k in ("mean", "scale")
+        )
         circular = tuple(bool(mark) for mark in found["circular"])
         good = bool(mean.isfinite().all()) and bool((scale > 0).all() and scale.isfinite().all())
         columns = mean.shape[-1] if mean.ndim else 0

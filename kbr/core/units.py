@@ -48,7 +48,7 @@ class Units:
             return x.scaled(self.x.mean, self.x.scale)
         if is_table(x):
             x = self._columns(x)
-        return self.x.apply(as_tensor(x, name="x").to(self.x.mean.device))
+        return self.x.apply(as_tensor(x, name="x").to(self.x.mean.device), "x")
 
     def place(self, row: Any) -> tuple[Any, float | None]:
         """Sequence and time that a row of named columns states; None where it says nothing."""

@@ -346,18 +346,19 @@ class StoredFilter(BaseFilter):
         self: AnyFilter, before: "StoredFilter", x: ArrayLike | None, z: ArrayLike | None
     ) -> AnyFilter:
         """This compressed filter with its error beside that of the one it came from."""
-        stored, fitted = before._get().stored, self._get()
-        units = before.units
+        stored, fitted, scaling = before._get().stored, self._get(), before.units.z
         if x is None or z is None:
             flat, inner = stored.x[-VALIDATION_STEPS:], stored.z[-VALIDATION_STEPS:]
-            seen = flat.double().reshape(len(flat), *stored.shape)
+            seen: Any = flat.double().reshape(len(flat), *stored.shape)
+            truth = scaling.undo(inner, inner.new_zeros(*inner.shape, inner.shape[-1]))[0]
         else:
-            given = as_tensor(z, name="z").to(stored.z)
-            inner = units.z.apply(given.unsqueeze(-1) if given.ndim == 1 else given)
-            observed = units.observations(x)
-            assert isinstance(observed, Tensor)
-            seen = observed
-        errors = [float(mean_squared_error(f._filtered(seen).mean, inner)) for f in (before, self)]
+            seen, truth = before.units.observations(x), as_tensor(z, name="z").to(stored.z)
+            truth = truth.unsqueeze(-1) if truth.ndim == 1 else truth
+        errors = []
+        for filt in (before, self):
+            found = filt._filtered(seen)
+            mean, _ = scaling.undo(found.mean, found.cov)
+            errors.append(float(mean_squared_error(mean, scaling.nearest(truth, mean))))
         made = Compression(before.operators.n, self.operators.n, *errors)
         self._fitted = replace(fitted, stored=replace(fitted.stored, compression=made))
         return self

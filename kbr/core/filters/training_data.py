@@ -51,10 +51,10 @@ def training_data(
     observed = flat.reshape(*flat.shape[:-1], *shape)
     if units is None:
         units = _units(observed, latents, names, circular, full_turn(angle_unit), standardize, gap)
-    inner = units.x.apply(observed).to(observed.dtype)
+    inner = units.x.apply(observed, "x").to(observed.dtype)
     batch = latents.ndim - 2
     return TrainingData(
-        inner.flatten(batch + 1) if inner.ndim > batch + 2 else inner,
+        inner.reshape(*latents.shape[:-1], -1),
         units.z.apply(latents),
         lengths,
         tuple(inner.shape[batch + 1 :]),
@@ -209,4 +209,5 @@ def _times(time: Any, several: bool, count: int) -> list[Any]:
 
 def _complete(values: Tensor) -> np.ndarray:
     """[T] bool: nothing in the row is missing or infinite."""
-    return values.reshape(len(values), -1).isfinite().all(1).cpu().numpy()
+    flat = values.flatten(1) if values.ndim > 1 else values.unsqueeze(-1)
+    return flat.isfinite().all(1).cpu().numpy()
