@@ -7,7 +7,7 @@ READY := $(VENV)/.installed
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: train test test-slow lint format types tensorboard clean help
+.PHONY: train test test-cpus test-slow lint format types tensorboard clean help
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,6 +17,17 @@ train: $(READY)  ## train the default model; overrides: make train ARGS="data.n_
 
 test: $(READY) lint types  ## lint, types and all fast tests
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+# The numerical core, which must not depend on how a CPU rounds.
+CORE := $(addprefix tests/test_,rules.py ratios.py linalg.py kernels.py features.py embedding.py \
+	objectives.py transition.py filter_engine.py filter_robustness.py kernel_bayes_filter.py \
+	uncertainty.py units.py compress.py large.py refined.py likelihood_free.py inputs.py)
+
+test-cpus: $(READY)  ## the core's tests as other CPUs round: other instructions, one and two threads
+	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE KBR_TEST_THREADS=2 \
+		$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(CORE)
+	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 KBR_TEST_THREADS=1 \
+		$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(CORE)
 
 test-slow: $(READY)  ## statistical checks and whole experiments
 	$(BIN)/python -m pytest -m slow
