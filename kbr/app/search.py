@@ -142,7 +142,8 @@ def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> f
     """Validation error of one setting; the first seed's training can be cut short."""
     import torch
 
-    from kbr.app.job import build, trial_seeds
+    from kbr.app.job import trial_seeds
+    from kbr.app.trusted import build
     from kbr.app.learned import TrainedMethod
     from kbr.app.problems import Filtering
     from kbr.app.trainer import trainer_settings
@@ -152,7 +153,7 @@ def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> f
     config = composed([*fixed, *values])
     torch.set_num_threads(config.trainer.threads)
     quiet_lightning()
-    problem, method = build(config)
+    problem, method = build(config, trusted=None)
     if not (isinstance(method, TrainedMethod) and isinstance(problem, Filtering)):
         raise KbrError(f"the search is for trained filters; got model={config.model.name}.")
     settings = {**trainer_settings(config), "logger": False, "enable_progress_bar": False}

@@ -189,6 +189,13 @@ class TrainedFilter(BaseFilter):
                 f"{path} is a checkpoint from the middle of training; it holds no filter yet. Load "
                 "best.ckpt, or finish the run first (resume=<run folder>)."
             )
+        with checkpoint.restoring(path):
+            return cls._from_content(content, path, encoder)
+
+    @classmethod
+    def _from_content(
+        cls, content: dict[str, Any], path: str | Path, encoder: Encoder | None
+    ) -> Self:
         hyper = content["hyper_parameters"]
         made = cls(**{**hyper, "encoder": encoder or known_encoder(hyper["encoder"])})
         shape, dz = tuple(content["shape"]), content["dz"]
