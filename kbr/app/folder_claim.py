@@ -59,7 +59,8 @@ def _lock(folder: Path, key: str) -> None:
         made.acquire(timeout=0)
     except Timeout:
         raise KbrError(
-            f"{shown(folder)} is in use by another run. Wait for it, or set {key} to another folder."
+            f"{shown(folder)} is in use by another run. Wait for its end, or set {key} to "
+            "another folder."
         ) from None
     except NotImplementedError:
         print(f"  note: no locks on this disk; start no second run in {shown(folder)}")

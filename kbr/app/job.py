@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from kbr.app.cli import stop
 from kbr.app.commands import command, resume_command, setting, shown
 from kbr.app.config_numbers import check_numbers
-from kbr.app.methods import Method, Outcome
+from kbr.app.methods import Outcome
 from kbr.app.monitoring import log_outcome
 from kbr.app.own.problem import OwnData
 from kbr.app.problems import Problem

@@ -1,4 +1,4 @@
-"""`resume=FOLDER`: a run goes on with the settings its folder holds; nothing else is trained into it."""
+"""`resume=FOLDER`: a run goes on with the settings that its folder holds, and with no others."""
 
 from pathlib import Path
 from typing import Any

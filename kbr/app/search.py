@@ -143,10 +143,10 @@ def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> f
     import torch
 
     from kbr.app.job import trial_seeds
-    from kbr.app.trusted import build
     from kbr.app.learned import TrainedMethod
     from kbr.app.problems import Filtering
     from kbr.app.trainer import trainer_settings
+    from kbr.app.trusted import build
     from kbr.training.progress import quiet_lightning
 
     values = [f"{one.get_key_element()}={_written(suggestion(trial, one))}" for one in space]

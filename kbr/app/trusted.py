@@ -25,6 +25,14 @@ from kbr.core.errors import KbrError
 
 LARGEST = 1_000_000  # bytes of a config; ours have some thousand
 NEEDED = ("data", "model", "trainer", "logger", "seed", "trials")
+DAMAGE = (  # what reading such a file may raise
+    OSError,
+    ValueError,
+    AssertionError,
+    RecursionError,
+    yaml.YAMLError,
+    OmegaConfBaseException,
+)
 RESOLVERS = ("either", "flat", "resume_or")  # kbr's own: see cli.py
 FUNCTIONS = ("kbr.app.problems.sprite_source", "kbr.app.frames.heading_frames")
 LOGGERS = ("lightning.pytorch.loggers.TensorBoardLogger", "lightning.pytorch.loggers.CSVLogger")
@@ -56,7 +64,7 @@ def read_yaml(path: Path, parse: Callable[[str], Any] = yaml.safe_load) -> Any:
         return parse(text)
     except KbrError:
         raise
-    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except DAMAGE as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise KbrError(f"{path} is damaged ({reason}). Repeat the run.") from None
 
@@ -74,9 +82,7 @@ def build(config: DictConfig, trusted: Trusted = ()) -> tuple[Problem, Method]:
         if trusted is None:
             raise
         reason = str(error.__cause__ or error).partition("\n")[0]
-        raise KbrError(
-            f"the saved settings describe nothing that kbr can build: {reason}"
-        ) from None
+        raise KbrError(f"what the saved settings describe cannot be built: {reason}") from None
     for key, thing, needed in zip(("data.problem", "model"), made, ("trials", "run"), strict=True):
         if not hasattr(thing, needed):
             raise KbrError(f"{key} is a {type(thing).__name__}, which cannot be used as one.")
@@ -135,7 +141,7 @@ def check_resolvers(config: DictConfig, trusted: Sequence[str]) -> None:
             node = left.pop()
             left += getattr(node, "children", None) or ()
             if isinstance(node, OmegaConfGrammarParser.InterpolationResolverContext):
-                name = node.resolverName().getText()
+                name = node.resolverName().getText()  # type: ignore[no-untyped-call]
                 if name not in (*RESOLVERS, *trusted):
                     raise KbrError(
                         f"the saved settings look something up by {name!r} ({text}), which kbr "

@@ -5,9 +5,9 @@ import io
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
-from lightning.pytorch.loggers.logger import rank_zero_experiment
 
 from kbr.core.checkpoint import write_atomically
 
@@ -17,7 +17,7 @@ class KeptCSVLogger(CSVLogger):
 
     @property
     @rank_zero_experiment
-    def experiment(self) -> ExperimentWriter:
+    def experiment(self) -> Any:
         if self._experiment is None:
             self._experiment = _KeptRows(log_dir=self.log_dir)
         return self._experiment

@@ -33,7 +33,7 @@ class StopRequest:
 
     @contextmanager
     def on_ctrl_c(self) -> Iterator[None]:
-        """Take Ctrl-C over from Lightning, which would end the process; the second stops at once."""
+        """Take Ctrl-C over from Lightning, which would end the process; twice: stop at once."""
         self.number = None
         if not _in_main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             yield  # ignored on purpose, as in the background of a script
