@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -125,6 +126,7 @@ def _first_line(text: str) -> str:
 
 def begin_run(config: DictConfig) -> None:
     """Every process of a run takes its settings; the first one claims the folder."""
+    import_module("kbr.app.job")  # takes seconds: done before there is a folder to leave behind
     is_first = launch_of().is_first
     if config.resume is not None:
         use_saved_settings(config)
