@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from kbr.app import cli, folder_claim
 from kbr.app.commands import command, resume_command, setting
 from kbr.app.folder_claim import claim
-from kbr.app.job import objective
+from kbr.app.job import objective, trial_seeds
 from kbr.app.resume import use_saved_settings
 from kbr.app.run_folder import fingerprint, manifest, why_unfinished, write_json
 from kbr.app.sweep import begin_run
@@ -224,6 +224,13 @@ def test_folders_of_frames_count_with_their_content(tmp_path):
     before = fingerprint(config)
     (tmp_path / "frames" / "deep" / "1.png").write_bytes(b"bc")
     assert fingerprint(config) != before
+
+
+def test_seeds_that_no_generator_takes_are_refused():
+    for key, value in (("seed", 2**70), ("seed", -1), ("trials", 0)):
+        with pytest.raises(KbrError, match=rf"{key} must be .* got {value}"):
+            trial_seeds(composed(f"{key}={value}"))
+    assert trial_seeds(composed("seed=9223372036854775805", "trials=2"))[1] == 2**63 - 2
 
 
 def test_sweepers_minimise_the_validation_error():

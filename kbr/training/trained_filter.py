@@ -209,7 +209,7 @@ class TrainedFilter(BaseFilter):
         except RuntimeError as error:
             raise KbrError(
                 f"the network in {path} does not fit the encoder it names. Pass the encoder it was "
-                f"trained with. ({error})"
+                f"trained with. ({' '.join(str(error).split())})"
             ) from error
         made._module, made._shape, made._dz = module.double().eval(), shape, dz
         made.val_mse, made.n_epochs = content["val_mse"], content["n_epochs"]
