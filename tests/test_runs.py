@@ -21,7 +21,8 @@ from kbr.app.commands import command, resume_command, setting
 from kbr.app.folder_claim import claim
 from kbr.app.job import objective, trial_seeds
 from kbr.app.resume import use_saved_settings
-from kbr.app.run_folder import fingerprint, manifest, why_unfinished, write_json
+from kbr.app.run_folder import write_json
+from kbr.app.run_record import fingerprint, manifest, why_unfinished
 from kbr.app.sweep import begin_run
 from kbr.core.errors import KbrError
 
@@ -212,6 +213,9 @@ def test_a_cell_is_finished_only_with_its_data_version_and_results(tmp_path, mon
             (tmp_path / "cell" / name).write_text(text)
             assert name in why_unfinished(tmp_path / "cell", mark)
         (tmp_path / "cell" / name).write_text(before)
+    (tmp_path / "cell" / "checkpoints").mkdir()
+    (tmp_path / "cell" / "checkpoints" / "best.ckpt").write_bytes(b"of another run")
+    assert "best.ckpt" in why_unfinished(tmp_path / "cell", mark)
     (tmp_path / "cell" / "run.json").write_text("[1]")
     assert "run.json" in why_unfinished(tmp_path / "cell", mark)
 

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 import kbr.app.cli  # noqa: F401  (registers the resolvers)
 from kbr.app.evaluation import apply_model
-from kbr.app.trusted import build, outside, part, saved_config
+from kbr.app.trusted import build, names_of, outside, part, saved_config
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 
@@ -102,6 +102,9 @@ def test_what_the_user_names_is_built():
     assert build(config, trusted=None)[0].name.name == "a"
     with pytest.raises(KbrError, match="pathlib"):
         build(config, trusted=["path"])  # a name, not the beginning of one
+    assert names_of("pathlib") == ("pathlib",)
+    assert names_of(OmegaConf.create(["a", "b"])) == ("a", "b")
+    assert names_of(None) == ()
 
 
 @pytest.mark.parametrize(

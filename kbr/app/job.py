@@ -3,14 +3,11 @@
 import errno
 import math
 import shlex
-import shutil
-import signal
-import sys
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -18,33 +15,30 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from kbr.app.cli import stop
-from kbr.app.commands import command, resume_command, setting, shown
+from kbr.app.commands import command, setting, shown
 from kbr.app.config_numbers import check_numbers
 from kbr.app.methods import Outcome
 from kbr.app.monitoring import log_outcome
 from kbr.app.own.problem import OwnData
 from kbr.app.problems import Problem
-from kbr.app.resume import last_checkpoints
+from kbr.app.run_end import end_early, remove_if_empty, way_on
 from kbr.app.run_figures import run_figures
 from kbr.app.run_folder import (
     BEST,
     DATA,
     FAILURE,
-    LOCK,
     MANIFEST,
     METRICS,
     RESULTS,
     RunContext,
-    fingerprint,
-    manifest,
     read_metrics,
-    why_unfinished,
     write_json,
     write_rows,
 )
+from kbr.app.run_record import fingerprint, manifest, why_unfinished
 from kbr.app.sweep_progress import SweepProgress, searches
 from kbr.app.trainer import launch_of, trainer_settings
-from kbr.app.trusted import build, outside, part
+from kbr.app.trusted import build, names_of, part
 from kbr.app.uncertainty_figures import trial_coverage, uncertainty_metrics
 from kbr.app.words import in_digits, with_error
 from kbr.core import checkpoint
@@ -52,7 +46,6 @@ from kbr.core.errors import KbrError, Preempted, WorkerLost
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LAST_SEED = 2**63 - 1  # of PyTorch's generators
-PREEMPTED = 143  # exit code of a run that a signal stopped and that can go on: 128 + SIGTERM
 
 SHOWN = (
     "val/mse",
@@ -83,16 +76,16 @@ def train_job(config: DictConfig) -> float | None:
     try:
         return _run(config, folder, sweeping)
     except (Preempted, KeyboardInterrupt) as stopped:
-        _end(config, folder, stopped, sweeping)
+        end_early(config, folder, stopped, sweeping)
     except KbrError as error:
         if not sweeping:
-            _remove_if_empty(folder)
-            way = f" Go on: {_way_on(config, folder)}" if isinstance(error, WorkerLost) else ""
+            remove_if_empty(folder)
+            way = f" Go on: {way_on(config, folder)}" if isinstance(error, WorkerLost) else ""
             stop(f"{error}{way}")
         (folder / FAILURE).write_text(f"{error}\n")
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL and not sweeping:
-            way = _way_on(config, folder)
+            way = way_on(config, folder)
             stop(f"{error.strerror}. Checkpoints are whole: make room, then: {way}")
         if not sweeping:
             raise
@@ -109,31 +102,6 @@ def objective(metrics: dict[str, Any]) -> float | None:
     """
     found = [value for name, value in metrics.items() if name.startswith("val/mse")]
     return float(found[0]) if found else None
-
-
-def _end(
-    config: DictConfig, folder: Path, stopped: Preempted | KeyboardInterrupt, sweeping: bool
-) -> NoReturn:
-    """A run that a signal stopped: one line that says how to go on, and the signal's exit code."""
-    number = stopped.number if isinstance(stopped, Preempted) else signal.SIGINT
-    if sweeping and number == signal.SIGINT:
-        if isinstance(stopped, KeyboardInterrupt):
-            raise stopped
-        signal.raise_signal(signal.SIGINT)  # the sweep knows how to go on
-    if last_checkpoints(folder):
-        saved = shown(last_checkpoints(folder)[-1])
-        advice = f"The last checkpoint is {saved}. Go on: {_way_on(config, folder)}"
-    else:
-        _remove_if_empty(folder)
-        advice = "Nothing was saved yet: the same command starts anew."
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt(advice) from None
-    print(f"kbr: stopped by a signal. {advice}", file=sys.stderr)
-    raise SystemExit(PREEMPTED) from None
-
-
-def _way_on(config: DictConfig, folder: Path) -> str:
-    return resume_command(folder, outside(config))
 
 
 def _work(config: DictConfig, folder: Path) -> None:
@@ -158,7 +126,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     torch.set_num_threads(config.trainer.threads)
     seeds = trial_seeds(config)
     mark = fingerprint(config)
-    trusted = None if config.resume is None else tuple(config.trust)
+    trusted = None if config.resume is None else names_of(config.trust)
     problem, method = build(config, trusted)
     is_first = launch_of().is_first
     if not (is_first or getattr(method, "trains", False)):
@@ -285,10 +253,3 @@ def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: fl
     print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)))}")
     if (folder / "tensorboard").is_dir():
         print(f"  monitor:     {shlex.join(['tensorboard', '--logdir', str(shown(folder))])}")
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """A run that could not start leaves no folder behind."""
-    left = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if left and left <= {".hydra", "train.log", LOCK}:
-        shutil.rmtree(folder)

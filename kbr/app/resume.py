@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 
 from kbr.app.commands import command, setting, shown
 from kbr.app.run_folder import MANIFEST
-from kbr.app.trusted import check_resolvers, plain_values, read_yaml, saved_config
+from kbr.app.trusted import check_resolvers, names_of, plain_values, read_yaml, saved_config
 from kbr.core.errors import KbrError
 
 FREE = ("trainer", "logger", "resume", "trust")  # what does not decide the numbers
@@ -29,7 +29,7 @@ def use_saved_settings(config: DictConfig) -> None:
     folder = Path(str(config.resume))
     saved = _resumable(folder)
     choices = _choices(folder)
-    check_resolvers(saved, config.trust)
+    check_resolvers(saved, names_of(config.trust))
     plain_values(saved, "a part")
     typed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
     for one in typed:

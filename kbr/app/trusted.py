@@ -53,6 +53,13 @@ def saved_config(folder: Path) -> DictConfig:
     return loaded
 
 
+def names_of(trust: Any) -> tuple[str, ...]:
+    """The setting `trust` as names: one, several or none."""
+    if trust is None or isinstance(trust, str):
+        return () if trust is None else (trust,)
+    return tuple(str(name) for name in trust)
+
+
 def read_yaml(path: Path, parse: Callable[[str], Any] = yaml.safe_load) -> Any:
     """The content of a small file of settings; one that is damaged, or a trap, is named."""
     try:
