@@ -132,10 +132,11 @@ def test_a_trained_model_runs_evaluates_and_resumes(tmp_path):
     assert again.returncode == 0, again.stderr
     evaluated = json.loads((whole / "evaluation" / "metrics.json").read_text())
     assert evaluated["test/mse"] == pytest.approx(expected, rel=1e-6)
-    # A run that was killed leaves last.ckpt and no results.
+    # A run that was killed leaves its settings, last.ckpt and no results.
     (cut / "checkpoints").mkdir(parents=True)
     shutil.copy(whole / "checkpoints" / "last.ckpt", cut / "checkpoints" / "last.ckpt")
-    resumed = run(*small, *SMOKE, f"resume={cut}")
+    shutil.copytree(whole / ".hydra", cut / ".hydra")
+    resumed = run(f"resume={cut}")
     assert resumed.returncode == 0, resumed.stderr
     found = json.loads((cut / "metrics.json").read_text())["test/mse"]
     assert found == pytest.approx(expected, rel=1e-6)
@@ -167,7 +168,7 @@ def test_posterior_mean_has_a_dim_column(tmp_path):
         (["data=gaussian", "model=ekf"], ["ekf", "gaussian"]),
         (["data=gaussian", "model=lstm"], ["lstm", "gaussian"]),
         (["data=gaussian", "data.dim=0", "model=iw"], ["dim"]),
-        (["data=oscillatory", "model=iw", "trials=0"], ["trials"]),
+        (["data=oscillatory", "model=iw", "trainer.threads=0"], ["trainer.threads"]),
         (["data=dsprites", "data.source=file", "data.path=/nowhere", "model=iw"], ["data.path"]),
     ],
 )

@@ -124,6 +124,45 @@ def test_training_that_kept_no_weights_begins_anew(tmp_path):
     assert MODEL().training_in(tmp_path, x, z, 0) == "none"
 
 
+def test_checkpoints_whose_entries_are_wrong_are_one_line(tmp_path):
+    """Whole archives that lack an entry, have one more, or hold something else there."""
+    fitted(tmp_path)
+    best, last = tmp_path / "checkpoints" / "best.ckpt", tmp_path / LAST
+    whole = torch.load(best, weights_only=True)
+    wrong = [{k: v for k, v in whole.items() if k != name} for name in whole]
+    wrong += [{**whole, name: value} for name in whole for value in (None, {})]
+    for inner in ("hyper_parameters", "fitted", "network"):
+        some = list(whole[inner])[:6]
+        wrong += [{**whole, inner: {k: v for k, v in whole[inner].items() if k != s}} for s in some]
+        wrong += [{**whole, inner: {**whole[inner], "unknown": 1}}]
+    refused = []
+    for content in wrong:
+        torch.save(content, best)
+        try:
+            LearnedFilter.load(best)
+        except KbrError as error:
+            refused.append(str(error))
+    assert not [message for message in refused if "\n" in message]
+    assert len(refused) > 0.6 * len(wrong)  # the rest is not needed to filter
+    content = torch.load(last, weights_only=True)
+    for name in ("hyper_parameters", "seed", "data", "callbacks"):
+        torch.save({k: v for k, v in content.items() if k != name}, last)
+        with pytest.raises(KbrError, match=rf"last\.ckpt.*damaged.*{name}"):
+            fitted(tmp_path, resume=tmp_path)
+
+
+def test_ctrl_c_stops_after_the_epoch_and_twice_at_once(tmp_path):
+    with pytest.raises(Preempted, match=r"Ctrl-C; saved .*last\.ckpt") as caught:
+        fitted(tmp_path, Send(signal.SIGINT, epoch=4))
+    assert caught.value.number == signal.SIGINT
+    assert torch.load(tmp_path / LAST, weights_only=True)["epoch"] == 4
+    send = [Send(signal.SIGINT, epoch=5), Send(signal.SIGINT, epoch=5)]
+    with pytest.raises(Preempted, match="in the middle of an epoch"):
+        fitted(tmp_path, *send, resume=tmp_path)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert torch.load(tmp_path / LAST, weights_only=True)["epoch"] == 4
+
+
 def test_a_full_disk_while_training_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     save, calls = lightning.Trainer.save_checkpoint, []
 

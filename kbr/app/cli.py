@@ -1,9 +1,11 @@
 """Console commands. Only light imports here: `--help` must answer at once."""
 
+import hashlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,11 +18,24 @@ CONFIGS = str(
 )
 
 
+LONGEST = 200  # bytes of a folder's name; file systems take 255
+CTRL_C = 130  # exit code: 128 + SIGINT
+
+
+def flat(name: str) -> str:
+    """One folder's name: no slashes; what is too long ends in a hash of the whole."""
+    name = name.replace("/", "_")
+    if len(name.encode()) <= LONGEST:
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{name.encode()[:LONGEST].decode(errors='ignore')}+{mark}"
+
+
 # Registered on import, so that configs resolve in sweep workers and in evaluate.py too.
 OmegaConf.register_new_resolver(
     "resume_or", lambda resume, folder: folder if resume is None else resume, replace=True
 )
-OmegaConf.register_new_resolver("flat", lambda name: name.replace("/", "_"), replace=True)
+OmegaConf.register_new_resolver("flat", lambda name: flat(name), replace=True)
 OmegaConf.register_new_resolver("either", lambda flag, yes, no: yes if flag else no, replace=True)
 
 
@@ -28,9 +43,11 @@ def _prepare() -> None:
     """One id for all processes of a run, whoever launches them, before Hydra names folders; and
     the user's modules in the working folder can be named in `_target_`."""
     sys.path.append(os.getcwd())
-    os.environ.setdefault(
-        "KBR_RUN_ID", _launchers_id(os.environ) or time.strftime("%Y-%m-%d_%H-%M-%S")
-    )
+    if "KBR_RUN_ID" not in os.environ:
+        launched = _launchers_id(os.environ)
+        os.environ["KBR_RUN_ID"] = launched or time.strftime("%Y-%m-%d_%H-%M-%S")
+        if launched is None:  # so this process may choose another, should the folder be taken
+            os.environ["KBR_RUN_ID_BY_CLOCK"] = str(os.getpid())
 
 
 def _launchers_id(environ: Mapping[str, str]) -> str | None:
@@ -61,14 +78,26 @@ def _evaluate(config: DictConfig) -> Any:
 
 def train() -> None:
     """`kbr-train`: train one model, or a sweep with -m."""
-    _prepare()
-    _train()
+    with interruptible():
+        _prepare()
+        _train()
 
 
 def evaluate() -> None:
     """`kbr-evaluate`: test metrics and pictures of a finished run."""
-    _prepare()
-    _evaluate()
+    with interruptible():
+        _prepare()
+        _evaluate()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C is one line and exit code 130; the exception may say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write(f"\nkbr: {' '.join(['stopped by Ctrl-C.', *map(str, interrupt.args)])}\n")
+        raise SystemExit(CTRL_C) from None
 
 
 def stop(message: str) -> NoReturn:

@@ -13,12 +13,13 @@ from omegaconf import DictConfig, ListConfig
 
 from kbr.app.animation import animate
 from kbr.app.cli import stop
-from kbr.app.job import build, saved_config, trial_seeds, write_outcome
+from kbr.app.job import trial_seeds, write_outcome
 from kbr.app.methods import Method, Outcome
 from kbr.app.own.problem import OwnData
 from kbr.app.problems import Filtering, Problem
 from kbr.app.run_figures import run_figures
 from kbr.app.run_folder import DATA, MANIFEST, write_bytes
+from kbr.app.trusted import build, saved_config
 from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.errors import KbrError
 

@@ -94,7 +94,7 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
-    from kbr.app.job import construct
+    from kbr.app.trusted import construct
 
     config = OmegaConf.create({"data": OmegaConf.load(Path(CONFIGS) / "data" / "npz.yaml")})
     known = [str(key) for key in config.data if key not in ("problem", "path", "name")]

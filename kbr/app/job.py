@@ -1,10 +1,8 @@
 """One training run: build, run all trials, write the run folder, say what came out."""
 
 import errno
-import json
 import math
-import shutil
-import sys
+import shlex
 import time
 import traceback
 from collections.abc import Sequence
@@ -13,17 +11,17 @@ from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
 from hydra.types import RunMode
-from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from kbr.app.cli import stop
+from kbr.app.commands import command, setting, shown
 from kbr.app.config_numbers import check_numbers
-from kbr.app.methods import Method, Outcome
+from kbr.app.methods import Outcome
 from kbr.app.monitoring import log_outcome
 from kbr.app.own.problem import OwnData
 from kbr.app.problems import Problem
+from kbr.app.run_end import end_early, remove_if_empty, way_on
 from kbr.app.run_figures import run_figures
 from kbr.app.run_folder import (
     BEST,
@@ -33,20 +31,21 @@ from kbr.app.run_folder import (
     METRICS,
     RESULTS,
     RunContext,
-    is_finished,
-    manifest,
+    read_metrics,
     write_json,
     write_rows,
 )
-from kbr.app.sweep_progress import SweepProgress
+from kbr.app.run_record import fingerprint, manifest, why_unfinished
+from kbr.app.sweep_progress import SweepProgress, searches
 from kbr.app.trainer import launch_of, trainer_settings
+from kbr.app.trusted import build, names_of, part
 from kbr.app.uncertainty_figures import trial_coverage, uncertainty_metrics
 from kbr.app.words import in_digits, with_error
 from kbr.core import checkpoint
-from kbr.core.errors import KbrError, Preempted
+from kbr.core.errors import KbrError, Preempted, WorkerLost
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-PREEMPTED = 143  # exit code of a run that a signal stopped and that can go on: 128 + SIGTERM
+LAST_SEED = 2**63 - 1  # of PyTorch's generators
 
 SHOWN = (
     "val/mse",
@@ -59,30 +58,35 @@ SHOWN = (
 
 
 def train_job(config: DictConfig) -> float | None:
-    """The task function: returns test/mse, so that sweepers can minimise it."""
+    """The task function: returns the validation error for sweepers to minimise, see `objective`."""
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     sweeping = hydra.mode == RunMode.MULTIRUN
-    if sweeping and is_finished(folder, config):
-        return float(json.loads((folder / METRICS).read_text())["test/mse"])
     if not launch_of().is_first:
         _work(config, folder)
         return None
-    for name in (FAILURE, MANIFEST):  # of other settings
-        (folder / name).unlink(missing_ok=True)
+    if sweeping:
+        reason = why_unfinished(folder, fingerprint(config))
+        if reason is None:
+            return objective(read_metrics(folder))
+        if reason:
+            print(f"  {folder.name} is run again: {reason}")
+        for name in (FAILURE, MANIFEST):
+            (folder / name).unlink(missing_ok=True)
     try:
         return _run(config, folder, sweeping)
-    except Preempted as stopped:
-        print(f"kbr: {stopped}", file=sys.stderr)
-        raise SystemExit(PREEMPTED) from None
+    except (Preempted, KeyboardInterrupt) as stopped:
+        end_early(config, folder, stopped, sweeping)
     except KbrError as error:
         if not sweeping:
-            _remove_if_empty(folder)
-            stop(str(error))
+            remove_if_empty(folder)
+            way = f" Go on: {way_on(config, folder)}" if isinstance(error, WorkerLost) else ""
+            stop(f"{error}{way}")
         (folder / FAILURE).write_text(f"{error}\n")
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL and not sweeping:
-            stop(f"{error.strerror}. Checkpoints are whole: make room, then resume={folder}")
+            way = way_on(config, folder)
+            stop(f"{error.strerror}. Checkpoints are whole: make room, then: {way}")
         if not sweeping:
             raise
         # Whatever it is, the other cells go on; a bug's report needs the traceback.
@@ -90,11 +94,21 @@ def train_job(config: DictConfig) -> float | None:
     return math.nan
 
 
+def objective(metrics: dict[str, Any]) -> float | None:
+    """What sweepers minimise: the error on the validation block, never on the test data.
+
+    None for models that choose nothing by validation (ekf, ukf, particle, oracle) and for
+    data=gaussian: a sweeper that searches is told so, a grid needs none.
+    """
+    found = [value for name, value in metrics.items() if name.startswith("val/mse")]
+    return float(found[0]) if found else None
+
+
 def _work(config: DictConfig, folder: Path) -> None:
     """Take part in the training of another process, which writes and reports."""
     try:
         _run(config, folder, sweeping=False)
-    except Preempted:
+    except (Preempted, KeyboardInterrupt):
         raise SystemExit(0) from None
     except KbrError as error:
         started = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -103,13 +117,17 @@ def _work(config: DictConfig, folder: Path) -> None:
         raise SystemExit(2) from None
 
 
-def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
+def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     by_hydra = HydraConfig.initialized()
     if by_hydra:
         check_numbers(config, HydraConfig.get().runtime.choices)
+    if config.trainer.threads < 1:
+        raise KbrError(f"trainer.threads must be at least 1; got {config.trainer.threads}.")
     torch.set_num_threads(config.trainer.threads)
     seeds = trial_seeds(config)
-    problem, method = build(config)
+    mark = fingerprint(config)
+    trusted = None if config.resume is None else names_of(config.trust)
+    problem, method = build(config, trusted)
     is_first = launch_of().is_first
     if not (is_first or getattr(method, "trains", False)):
         raise SystemExit(0)  # a closed form has work for one process
@@ -121,8 +139,8 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     context = RunContext(
         folder=folder,
         trainer=trainer_settings(config),
-        logger=config.logger,
-        resume=Path(config.resume) if config.resume else None,
+        logger=part(config, "logger", trusted),
+        resume=Path(str(config.resume)) if config.resume is not None else None,
         quiet=sweeping,
         sweep=SweepProgress.of(HydraConfig.get()) if by_hydra and sweeping else None,
         is_first=is_first,
@@ -133,6 +151,11 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     outcome = method.run(problem, seeds, context)
     seconds = time.perf_counter() - started
     metrics = write_outcome(folder, problem, method.name, seeds, outcome)
+    if sweeping and by_hydra and searches(HydraConfig.get()) and objective(metrics) is None:
+        raise KbrError(
+            f"model={method.name} on data={problem.name} has no validation error that a sweeper "
+            "could minimise. List its values instead, or search settings of another model."
+        )
     if isinstance(problem, OwnData):
         write_json(folder / DATA, problem.record())
     if outcome.state:  # trained models have written theirs already
@@ -145,31 +168,19 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
         "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
         "notes": list(outcome.notes),
     }
-    write_json(folder / MANIFEST, {**manifest(config), **made})
+    write_json(folder / MANIFEST, {**manifest(folder, mark), **made})
+    (folder / FAILURE).unlink(missing_ok=True)  # of a cell that failed before it was resumed
     if not sweeping:
         _report(folder, metrics, outcome, seconds)
-    return float(metrics["test/mse"])
-
-
-def build(config: DictConfig) -> tuple[Problem, Method]:
-    """The problem and the method that a config describes."""
-    return construct(config.data.problem), construct(config.model, _convert_="all")
-
-
-def construct(config: DictConfig, **settings: Any) -> Any:
-    """What a config describes; our own errors come through."""
-    try:
-        return instantiate(config, **settings)
-    except InstantiationException as error:
-        if isinstance(error.__cause__, KbrError):
-            raise error.__cause__ from None
-        raise
+    return objective(metrics)
 
 
 def trial_seeds(config: DictConfig) -> list[int]:
     """The seeds seed .. seed + trials - 1."""
     if config.trials < 1:
         raise KbrError(f"trials must be at least 1; got {config.trials}.")
+    if not 0 <= config.seed <= LAST_SEED - config.trials:
+        raise KbrError(f"seed must be from 0 to 2**63 - 1 - trials; got {config.seed}.")
     return list(range(config.seed, config.seed + config.trials))
 
 
@@ -225,10 +236,10 @@ def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: fl
     line = in_digits(metrics["test/mse"])
     if metrics["test/trials"] > 1:
         line = with_error(metrics["test/mse"], metrics["test/mse_stderr"])
-    shown = [name for name in SHOWN if name in metrics]
-    width = max(map(len, ["test/mse  ", *shown]))
+    others = [name for name in SHOWN if name in metrics]
+    width = max(map(len, ["test/mse  ", *others]))
     print(f"\n  {'test/mse':<{width}} {line}   ({seconds:.1f} s)")
-    for name in shown:
+    for name in others:
         print(f"  {name:<{width}} {in_digits(metrics[name])}")
     for label in outcome.labels or ():
         print(f"  {'test/rmse':<{width}} {metrics[f'test/rmse/{label}']:<8.4g} {label}")
@@ -238,31 +249,7 @@ def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: fl
         print(f"  note: {note}")
     if any("edge" in note for note in outcome.notes):
         print("  widen these grids (model.scales, model.lams, ...) if the error matters")
-    place = _shown(folder)
-    print(f"\n  run folder:  {place}")
-    print(f"  evaluate:    python evaluate.py run={place}")
+    print(f"\n  run folder:  {shown(folder)}")
+    print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)))}")
     if (folder / "tensorboard").is_dir():
-        print(f"  monitor:     tensorboard --logdir {place}")
-
-
-def _shown(folder: Path) -> Path:
-    """The folder as a user would type it from here."""
-    here = Path.cwd()
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """A run that could not start leaves no folder behind."""
-    left = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if left and left <= {".hydra", "train.log"}:
-        shutil.rmtree(folder)
-
-
-def saved_config(folder: Path) -> DictConfig:
-    """The config a run was started with."""
-    path = folder / ".hydra" / "config.yaml"
-    if not path.is_file():
-        raise KbrError(f"{folder} is no run folder: it has no .hydra/config.yaml. Set run=...")
-    loaded = OmegaConf.load(path)
-    assert isinstance(loaded, DictConfig)
-    return loaded
+        print(f"  monitor:     {shlex.join(['tensorboard', '--logdir', str(shown(folder))])}")

@@ -1,20 +1,14 @@
 """A run folder: what is written, in which form, and never half."""
 
 import csv
-import hashlib
 import io
 import json
-import os
-import platform
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-import kbr
 from kbr.app.sweep_progress import SweepProgress
 from kbr.core.checkpoint import write_atomically
 
@@ -23,6 +17,7 @@ RESULTS = "results.csv"
 MANIFEST = "run.json"
 DATA = "data.json"  # of runs on own data: columns, units, scaling
 FAILURE = "failure.txt"
+LOCK = ".lock"  # held by the process that writes
 BEST = Path("checkpoints") / "best.ckpt"
 
 
@@ -62,47 +57,14 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     write_bytes(path, text.getvalue().encode())
 
 
-def fingerprint(config: DictConfig) -> str:
-    """A hash of what decides the numbers: the config without folders and progress."""
-    plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
-    decisive = {k: v for k, v in plain.items() if k not in ("resume", "logger", "figure")}
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """metrics.json; empty if it is missing or damaged."""
+    return read_json(folder / METRICS) or {}
 
 
-def manifest(config: DictConfig) -> dict[str, Any]:
-    """What was run, with which versions, where."""
-    return {
-        "fingerprint": fingerprint(config),
-        "kbr": kbr.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "commit": _commit(),
-    }
-
-
-def is_finished(folder: Path, config: DictConfig) -> bool:
-    """Whether the folder holds the complete results of exactly this config."""
+def read_json(path: Path) -> dict[str, Any] | None:
     try:
-        done = json.loads((folder / MANIFEST).read_text())
-        complete = "test/mse" in json.loads((folder / METRICS).read_text())
-    except (OSError, json.JSONDecodeError):
-        return False
-    return (
-        complete and (folder / RESULTS).is_file() and done.get("fingerprint") == fingerprint(config)
-    )
-
-
-def _commit() -> str | None:
-    """The commit of the checkout kbr runs from, if it is one."""
-    root = Path(kbr.__file__).resolve().parent.parent
-    if not (root / ".git").exists():
+        read = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
         return None
-    asked = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return asked.stdout.strip() or None
+    return read if isinstance(read, dict) else None

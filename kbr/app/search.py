@@ -142,17 +142,18 @@ def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> f
     """Validation error of one setting; the first seed's training can be cut short."""
     import torch
 
-    from kbr.app.job import build, trial_seeds
+    from kbr.app.job import trial_seeds
     from kbr.app.learned import TrainedMethod
     from kbr.app.problems import Filtering
     from kbr.app.trainer import trainer_settings
+    from kbr.app.trusted import build
     from kbr.training.progress import quiet_lightning
 
     values = [f"{one.get_key_element()}={_written(suggestion(trial, one))}" for one in space]
     config = composed([*fixed, *values])
     torch.set_num_threads(config.trainer.threads)
     quiet_lightning()
-    problem, method = build(config)
+    problem, method = build(config, trusted=None)
     if not (isinstance(method, TrainedMethod) and isinstance(problem, Filtering)):
         raise KbrError(f"the search is for trained filters; got model={config.model.name}.")
     settings = {**trainer_settings(config), "logger": False, "enable_progress_bar": False}

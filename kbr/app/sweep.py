@@ -1,12 +1,14 @@
 """What happens around a sweep: a check before it, progress, and tables, figure and report after."""
 
-import json
 import os
+import signal
 import sys
-import tempfile
+import threading
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hydra.core.utils import JobReturn
@@ -15,9 +17,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from kbr.app.cli import stop
+from kbr.app.commands import command, setting
+from kbr.app.folder_claim import claim, lock
 from kbr.app.orphans import end_with
+from kbr.app.resume import use_saved_settings
+from kbr.app.run_folder import read_metrics
 from kbr.app.sweep_progress import Plan, SweepProgress, grid_of, timeline_of
+from kbr.app.trainer import launch_of
 from kbr.app.words import in_digits, in_words, with_error
+from kbr.core.errors import KbrError
 
 
 class SweepReport(Callback):
@@ -30,16 +38,25 @@ class SweepReport(Callback):
         self.finished_before: int | None = None
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        _check_writable(Path(config.hydra.run.dir))
+        """Before Hydra writes anything: whose settings, and whose folder."""
+        try:
+            begin_run(config)
+        except KbrError as error:
+            stop(str(error))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        folder = Path(config.hydra.sweep.dir)
-        _check_writable(folder)
+        if config.resume is not None:
+            stop("resume is for a single run; a sweep goes on with the same command.")
         plan = Plan.of(grid_of(config.hydra), (config.get("figure") or {}).get("cost") or {})
         unnamed = config.hydra.job.config.override_dirname.exclude_keys
         self.process = os.getpid()
         if same := [key for key in plan.varied if key in unnamed]:
             stop(f"cells that differ in {same[0]} alone would share a folder. Give {same[0]} once.")
+        try:
+            folder = claim(config, "hydra.sweep.dir")
+        except KbrError as error:
+            stop(str(error))
+        on_ctrl_c(f"Finished cells are kept. Go on: {_again(config)}")
         timeline_of(config.hydra).begin(plan)
         count = "" if plan.costs is None else f"{len(plan.costs)} cells "
         print(f"sweep: {count}into {folder}; finished cells are skipped")
@@ -93,9 +110,8 @@ def _result(folder: Path, seconds: float) -> str:
     failure = folder / "failure.txt"
     if failure.is_file():
         return f"failed: {_first_line(failure.read_text())}"
-    try:
-        metrics = json.loads((folder / "metrics.json").read_text())
-    except (OSError, json.JSONDecodeError):
+    metrics = read_metrics(folder)
+    if "test/mse" not in metrics:
         return "no results"
     error = in_digits(metrics["test/mse"])
     if metrics["test/trials"] > 1:
@@ -108,16 +124,37 @@ def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
-def _check_writable(folder: Path) -> None:
-    """Fail before anything is made, with the setting to change."""
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    try:
-        with tempfile.NamedTemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        stop(
-            f"cannot write the run folder {folder}: {place} is not a writable folder "
-            f"({error.strerror}). Set hydra.run.dir=... (hydra.sweep.dir=... for -m)."
-        )
+def begin_run(config: DictConfig) -> None:
+    """Every process of a run takes its settings; the first one claims the folder."""
+    import_module("kbr.app.job")  # takes seconds: done before there is a folder to leave behind
+    is_first = launch_of().is_first
+    if config.resume is not None:
+        use_saved_settings(config)
+        if is_first:
+            lock(Path(config.hydra.run.dir))
+        return
+    if config.hydra.runtime.choices.get("experiment") and config.hydra.sweeper.params:
+        raise KbrError(f"an experiment is a sweep, which needs -m. Run: {_again(config)}")
+    if is_first:
+        claim(config, "hydra.run.dir")
+
+
+def on_ctrl_c(advice: str) -> None:
+    """Whatever a sweep is doing, Ctrl-C ends it and says how to go on."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(advice)
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, end)
+
+
+def _again(config: DictConfig) -> str:
+    """The command of this sweep, into the same folder also where that is named by the time."""
+    typed = [str(one) for one in (*config.hydra.overrides.task, *config.hydra.overrides.hydra)]
+    typed = [one for one in typed if not one.startswith("hydra.mode=")]
+    folder = config.hydra.sweep.dir
+    if os.environ.get("KBR_RUN_ID", "?") in folder:
+        typed.append(setting("hydra.sweep.dir", folder))
+    return command("train", "-m", *typed)

@@ -21,9 +21,14 @@ LONG_TRIAL = 10.0  # seconds from which on the end of a trial is said
 Grid = Mapping[str, Sequence[str]]  # the values of each key
 
 
+def searches(hydra: Any) -> bool:
+    """Whether the sweeper decides as it goes, by what the cells return."""
+    return bool(hydra.sweeper.get("_target_") != BASIC)
+
+
 def grid_of(hydra: Any) -> dict[str, list[str]] | None:
     """The values a grid sweep gives each key; None for sweepers that decide as they go."""
-    if hydra.sweeper.get("_target_") != BASIC:
+    if searches(hydra):
         return None
     texts = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
     overrides = OverridesParser.create().parse_overrides([*texts, *hydra.overrides.task])

@@ -60,7 +60,7 @@ def trainer_settings(config: DictConfig) -> dict[str, Any]:
             f"trainer={name} needs a CUDA device, and PyTorch sees none on this machine. "
             f"Use trainer=cpu or trainer={other}."
         )
-    settings = {"accelerator": trainer.accelerator, "precision": trainer.precision}
+    settings = {"accelerator": _accelerator(trainer, launch), "precision": trainer.precision}
     if parallel:
         return {**settings, **_parallel(trainer, launch)}
     devices = 1 if trainer.devices == "auto" else trainer.devices
@@ -70,6 +70,19 @@ def trainer_settings(config: DictConfig) -> dict[str, Any]:
             f"and {launch.size} process(es) started. Use trainer=ddp (GPUs) or trainer=ddp_cpu."
         )
     return {**settings, "devices": devices}
+
+
+def _accelerator(trainer: DictConfig, launch: Launch) -> str:
+    """A CUDA device, else the CPU: filters solve in float64, which Apple's devices lack."""
+    if trainer.accelerator == "mps":
+        raise KbrError("trainer.accelerator=mps has no float64, which filters need. Use cpu.")
+    if trainer.accelerator != "auto":
+        return str(trainer.accelerator)
+    if torch.cuda.is_available():
+        return "gpu"
+    if torch.backends.mps.is_available() and launch.is_first:
+        print("  note: trainer=auto uses the CPU: Apple's MPS has no float64, which filters need")
+    return "cpu"
 
 
 def _parallel(trainer: DictConfig, launch: Launch) -> dict[str, Any]:

@@ -1,10 +1,14 @@
 """Checkpoints: whole or absent on disk, and read without running anything they hold."""
 
+import errno
 import os
 import pickle
 import struct
+import uuid
 import zipfile
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ import torch
 from kbr.core.errors import KbrError
 
 VERSION = 1
+LIMIT = "KBR_MAX_CHECKPOINT_MB"  # the environment variable that raises the limit below
+VALUES_MB = 4.0  # most that the plain values of a checkpoint may take; ours take some kB
 DAMAGE = (  # what torch's reader raises on files whose bytes were changed
     RuntimeError,
     EOFError,
@@ -24,31 +30,41 @@ DAMAGE = (  # what torch's reader raises on files whose bytes were changed
     AssertionError,
     ArithmeticError,
     ImportError,
+    MemoryError,
     zipfile.BadZipFile,
+    zlib.error,
     struct.error,
 )
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """`write` a temporary neighbour, flush it to disk, then put it in the place of `path`.
 
     A process killed at any moment leaves the old file or the new one, never a part of one; so does
-    a disk that is full.
+    a disk that is full. A link stays a link: what it points to is written. Several threads and
+    processes may write one path; the last one stands.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.exists() and not target.is_file():
+        raise KbrError(f"cannot write {path}: it is a folder or a device. Name a file.")
+    temporary = target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex}.tmp")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
+        full = error.errno in FULL or error.errno is None  # None: see `save`
+        advice = "Make room on the disk, or write" if full else "Write"
         raise KbrError(
             f"cannot write {path}: {error.strerror or error}. What was there before is intact. "
-            "Make room on the disk, or write to another one."
+            f"{advice} to another place."
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def save(path: Path, content: Mapping[str, Any]) -> None:
@@ -85,17 +101,18 @@ def read(path: str | Path) -> dict[str, Any]:
             "again, or train again."
         )
     try:
-        _check_sums(path)
+        _check_archive(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
+        _check_sizes(content, path)
+    except KbrError:
+        raise
     except pickle.UnpicklingError as error:
         raise KbrError(
             f"{path} holds code or objects beside tensors and plain values; kbr never runs what a "
             "checkpoint holds, and writes none like it. Use a checkpoint written by kbr."
         ) from error
     except DAMAGE as error:
-        raise KbrError(
-            f"{path} cannot be read, it is damaged ({error}). Copy it again, or train again."
-        ) from error
+        raise damaged(path, error) from error
     if not isinstance(content, dict) or not isinstance(content.get("kind"), str):
         raise KbrError(f"{path} holds no kbr model. Use a checkpoint written by kbr.")
     if content.get("version") != VERSION:
@@ -113,12 +130,71 @@ def _is_archive(path: Path) -> bool:
         return False
 
 
-def _check_sums(path: Path) -> None:
-    """Changed bytes that would still load are found by the archive's own check sums."""
+def _check_archive(path: Path) -> None:
+    """Before anything is unpacked: nothing in it is larger than the file says, or was changed."""
     with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise KbrError(
+                f"{path} is compressed; kbr writes no checkpoint like it, and unpacks none. Use a "
+                "checkpoint written by kbr."
+            )
+        if sum(entry.file_size for entry in entries) > path.stat().st_size:
+            raise zipfile.BadZipFile("its parts are larger than the file")
+        values = sum(entry.file_size for entry in entries if entry.filename.endswith(".pkl"))
+        _check_limit(path, values, most=VALUES_MB, what="plain values")
         bad = archive.testzip()
     if bad is not None:
         raise zipfile.BadZipFile(f"the check sum of {bad} is wrong")
+
+
+def _check_sizes(content: Any, path: Path) -> None:
+    """Tensors that are larger than the file (one number repeated) would fill the memory later."""
+    size, seen, left = 0, set(), [content]
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            size += value.numel() * value.element_size()
+        elif isinstance(value, Mapping):
+            left += value.values()
+        elif isinstance(value, list | tuple | set):
+            left += value
+    _check_limit(path, size, most=VALUES_MB + 2e-6 * path.stat().st_size, what="tensors")
+
+
+def _check_limit(path: Path, size: int, *, most: float, what: str) -> None:
+    given = os.environ.get(LIMIT, "0")
+    if not given.replace(".", "", 1).isdecimal():
+        raise KbrError(f"{LIMIT} must be a number of megabytes; got {given!r}.")
+    most = max(most, float(given))
+    if size > 1e6 * most:
+        raise KbrError(
+            f"{path} ({path.stat().st_size / 1e6:.3g} MB) holds {what} of {size / 1e6:,.0f} MB; "
+            f"kbr writes no checkpoint like it. If you trust it, set {LIMIT}={size / 1e6 + 1:.0f}."
+        )
+
+
+@contextmanager
+def restoring(path: str | Path) -> Iterator[None]:
+    """A file that is whole but lacks an entry, or has one more, is named like a damaged one."""
+    try:
+        yield
+    except KbrError:
+        raise
+    except DAMAGE as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: str | Path, error: BaseException) -> KbrError:
+    """What to say of a file that cannot be read."""
+    reason = f"no entry {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+    return KbrError(
+        f"{path} cannot be read, it is damaged ({reason or type(error).__name__}). Copy it again, "
+        "or train again."
+    )
 
 
 def plain(value: Any) -> Any:

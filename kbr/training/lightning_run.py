@@ -1,5 +1,7 @@
 """One training by Lightning: our settings, the caller's over them, and errors in our words."""
 
+import inspect
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import lightning
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from kbr.core import checkpoint
-from kbr.core.errors import KbrError, Preempted
+from kbr.core.errors import KbrError, Preempted, WorkerLost
 from kbr.training.callbacks import KeepBest
 from kbr.training.data import SequenceData
 from kbr.training.sequence_module import SequenceModule
@@ -44,10 +46,12 @@ def train(
     callbacks = [keep, *arguments.get("callbacks", ())]
     runner = lightning.Trainer(**{**settings, **arguments, "callbacks": callbacks})
     if start is not None:
-        state = checkpoint.load(start, kind=module.record["kind"])["callbacks"][keep.state_key]
-        if state["finished"]:  # nothing left to train: Lightning would start a further epoch
-            keep.load_state_dict(state)
-            return bool(runner.is_global_zero)
+        with checkpoint.restoring(start):
+            content = checkpoint.load(start, kind=module.record["kind"])
+            state = content["callbacks"][keep.state_key]
+            if state["finished"]:  # nothing left to train: Lightning would start a further epoch
+                keep.load_state_dict(state)
+                return bool(runner.is_global_zero)
     check_workers(
         runner.world_size,
         points=data.cut,
@@ -55,20 +59,30 @@ def train(
         device=runner.strategy.root_device.type,
     )
     try:
-        runner.fit(module, datamodule=data, ckpt_path=start)
+        with keep.request.on_ctrl_c():
+            runner.fit(module, datamodule=data, ckpt_path=start, **_reading(runner))
     except RuntimeError as error:
         if runner.world_size == 1 or not is_lost(error):
             raise
-        raise KbrError(
+        raise WorkerLost(
             f"another of the {runner.world_size} workers has ended or cannot be reached "
-            f"({str(error).partition('. ')[0]}). Go on from the last checkpoint with "
-            f"resume={folder}."
+            f"({str(error).partition('. ')[0]}). The last checkpoint is in {folder}."
         ) from error
     if keep.preempted:
-        raise Preempted(f"stopped by a signal; saved {keep.path}. Go on: resume={folder}")
+        number = keep.request.number or signal.SIGTERM  # None: another worker got it
+        cause = "Ctrl-C" if number == signal.SIGINT else "a signal"
+        raise Preempted(
+            f"stopped by {cause}; saved {keep.path}. Go on with resume={folder}", number=number
+        )
     if not keep.weights:
         raise KbrError(
             "training ended without a finite validation error, so no weights were kept. Lower "
             "lr, or raise lam."
         )
     return bool(runner.is_global_zero)
+
+
+def _reading(runner: lightning.Trainer) -> dict[str, Any]:
+    """How Lightning reads a checkpoint: without running what it holds, where it can be asked to."""
+    known = inspect.signature(runner.fit).parameters
+    return {"weights_only": True} if "weights_only" in known else {}

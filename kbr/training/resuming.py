@@ -46,6 +46,12 @@ def last_checkpoint(run: Path, record: dict[str, Any]) -> Path | None:
     if not path.is_file():
         return None
     content = checkpoint.load(path, kind=record["kind"])
+    with checkpoint.restoring(path):
+        _check_same(content, record, path)
+    return path
+
+
+def _check_same(content: dict[str, Any], record: dict[str, Any], path: Path) -> None:
     then, now = content["hyper_parameters"], record["hyper_parameters"]
     changed = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
     if changed:
@@ -54,7 +60,6 @@ def last_checkpoint(run: Path, record: dict[str, Any]) -> Path | None:
     for key, name in (("seed", "seed"), ("data", "training data")):
         if content[key] != record[key]:
             raise KbrError(f"a resumed run must keep its {name}; the one in {path} differs.")
-    return path
 
 
 def training_in(run: Path, record: dict[str, Any]) -> Training:
@@ -63,9 +68,12 @@ def training_in(run: Path, record: dict[str, Any]) -> Training:
         path = last_checkpoint(run, record)
         if path is None:
             return "none"
-        states = checkpoint.load(path, kind=record["kind"])["callbacks"].values()
+        with checkpoint.restoring(path):
+            states = checkpoint.load(path, kind=record["kind"])["callbacks"].values()
+            finished = any(state.get("finished") for state in states)
+            has_weights = any(state.get("weights") for state in states)
     except KbrError:
         return "none"  # of other settings or other data, or damaged: begin anew
-    if not any(state.get("finished") for state in states):
+    if not finished:
         return "unfinished"
-    return "finished" if any(state.get("weights") for state in states) else "none"
+    return "finished" if has_weights else "none"

@@ -189,6 +189,13 @@ class TrainedFilter(BaseFilter):
                 f"{path} is a checkpoint from the middle of training; it holds no filter yet. Load "
                 "best.ckpt, or finish the run first (resume=<run folder>)."
             )
+        with checkpoint.restoring(path):
+            return cls._from_content(content, path, encoder)
+
+    @classmethod
+    def _from_content(
+        cls, content: dict[str, Any], path: str | Path, encoder: Encoder | None
+    ) -> Self:
         hyper = content["hyper_parameters"]
         made = cls(**{**hyper, "encoder": encoder or known_encoder(hyper["encoder"])})
         shape, dz = tuple(content["shape"]), content["dz"]
@@ -202,7 +209,7 @@ class TrainedFilter(BaseFilter):
         except RuntimeError as error:
             raise KbrError(
                 f"the network in {path} does not fit the encoder it names. Pass the encoder it was "
-                f"trained with. ({error})"
+                f"trained with. ({' '.join(str(error).split())})"
             ) from error
         made._module, made._shape, made._dz = module.double().eval(), shape, dz
         made.val_mse, made.n_epochs = content["val_mse"], content["n_epochs"]
