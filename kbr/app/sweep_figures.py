@@ -8,11 +8,13 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from kbr.app.plain_text import no_math
 from kbr.app.sections import QUICK, Row, Section
 from kbr.app.style import STYLE, save, styles_of
 from kbr.app.summary import standard_error
 
 ERROR = "MSE (sum over latent coordinates)"
+NAME = 100  # letters of a name in a picture
 
 
 def sweep_figure(path: Path, sections: Sequence[Section]) -> list[Path]:
@@ -23,7 +25,7 @@ def sweep_figure(path: Path, sections: Sequence[Section]) -> list[Path]:
         )
         for axis, section in zip(axes[0], sections, strict=True):
             error_panel(axis, section)
-            axis.set_title(section.data)
+            axis.set_title(folded(section.data))
         if sections[0].x is not None:
             axes[0][0].set_ylabel(ERROR)
         named = {
@@ -46,7 +48,7 @@ def error_panel(axis: Any, section: Section) -> None:
         _model_lines(axis, section)
     else:
         _curves(axis, section, section.x)
-        axis.set_xlabel(section.label)
+        axis.set_xlabel(folded(section.label))
 
 
 def paired_panel(axis: Any, section: Section, model: str) -> None:
@@ -86,8 +88,10 @@ def paired_models(section: Section) -> list[str]:
 
 
 def folded(name: str) -> str:
-    """Long names of variants on several lines."""
-    return "\n".join(textwrap.wrap(name, 26))
+    """Long names of variants on several lines; of very long ones both ends."""
+    if len(name) > NAME:
+        name = f"{name[: NAME // 2]}…{name[-NAME // 2 :]}"
+    return "\n".join(textwrap.wrap(no_math(name), 26))
 
 
 def _by_trial(section: Section, model: str) -> dict[tuple[str, int], float]:
