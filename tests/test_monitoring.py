@@ -23,7 +23,8 @@ PICTURES = {
     "view/7_observations",
     "view/8_contact_sheet",
 }
-CURVES = ["train/explained", "train/loss", "val/mse", "view/squared_error"]
+TRAINING = ["training/loss", "training/mse_on_validation", "training/share_explained"]
+CURVES = [*TRAINING, "view/squared_error"]
 WHOLE = ["whole_run/test/mse", "whole_run/val/mse"]
 
 
@@ -62,7 +63,7 @@ def trained(tmp_path_factory):
 def test_a_trained_run_shows_curves_and_pictures(trained):
     found = events(trained[0])
     assert sorted(found.Tags()["scalars"]) == CURVES + WHOLE  # the order in which it shows them
-    assert len(found.Scalars("val/mse")) == 2
+    assert len(found.Scalars(TRAINING[1])) == 2
     assert set(found.Tags()["images"]) == PICTURES | {
         "view/9_encoder",
         "view/encoder_in_training",

@@ -9,8 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 from kbr.app.methods import Outcome
 
 BUILDING = ("problem", "path")
-# Groups stand in the order of the alphabet: train, val, view, whole_run. Pictures are numbered, so
-# that the answers come first and a picture has one name in all runs.
+# Groups stand in the order of the alphabet, the first two open: training, view, whole_run. Pictures
+# are numbered, so that the answers come first and a picture has one name in all runs.
 PICTURES = (
     "trajectory",
     "error",
