@@ -75,7 +75,7 @@ def plain_pictures(monkeypatch):
         ("run.json", f'{{"a": {deep(100_000)}}}', "nested more than 50 deep"),
         ("run.json", f'{{"a": {deep(60)}}}', "nested more than 50 deep"),
         ("run.json", "\x00\x01\x02", "damaged"),
-        ("run.json", " " * 1_100_000, "up to 1,000,000 bytes"),
+        ("run.json", " " * 250_001, "larger than 250,000 bytes"),
         ("metrics.json", "5", "damaged"),
         ("metrics.json", '{"test/trials": "8"}', "test/trials is '8', not a number of trials"),
         (".hydra/config.yaml", "figure: 5", "figure is 5, not named values"),
@@ -95,7 +95,7 @@ def plain_pictures(monkeypatch):
         ("results.csv", "mse,mse\n1,2\n", "column 'mse' stands there twice"),
         ("results.csv", ",".join(map(str, range(600))), "at most 500 are read"),
         ("results.csv", "data,model,seed,mse\n" + "r,iw,0,1\n" * 20_001, "more than 20,000 trials"),
-        ("results.csv", "a" * 8_000_001, "up to 8,000,000 bytes"),
+        ("results.csv", "a" * 8_000_001, "larger than 8,000,000 bytes"),
         ("results.csv", 'data,"' + "x" * 200_000, "damaged"),
         ("results.csv", "", "holds no trials"),
     ],
@@ -152,6 +152,7 @@ NAMES = (
     "\u202eabc",
     "a\nb",
     "#000000",
+    "_a",
 )
 
 
@@ -169,6 +170,15 @@ def test_any_name_can_be_drawn_and_shown(tmp_path):
     assert r"a\nb" in text
     assert "#000000</text>" in text  # a name, no colour
     assert "x" * (LONGEST + 1) not in text
+
+
+@pytest.mark.parametrize("errors", [{0: 0.0}, {0: 0.0, 1: 1e-50, 2: 1e50}])
+def test_any_error_that_is_a_number_can_be_drawn(tmp_path, errors):
+    for n in (-1, 0, 1e50):
+        write_run(tmp_path / f"{n}", n_train=n, model="_hidden", errors=errors)
+    text = rebuild_report([tmp_path], None).read_text()
+    assert "_hidden</text>" in text  # in the legend, where Matplotlib leaves out such names
+    assert "Problems" not in text
 
 
 def test_long_names_stay_apart():

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from kbr.app.evaluation import Evaluated, apply_model
 from kbr.app.own.problem import OwnData
+from kbr.app.plain_text import one_line
 from kbr.app.run_files import DamagedFile, read_yaml
 from kbr.app.run_folder import write_rows
 from kbr.app.runs import CONFIG
@@ -43,8 +44,11 @@ def compare_runs(
     }
     table = _table(errors, folders)
     target = out or folders[0]
-    write_rows(target / "comparison.csv", table)
-    pictures = _figure(target / "comparison", done[0].problem.name, errors)
+    try:
+        write_rows(target / "comparison.csv", table)
+        pictures = _figure(target / "comparison", done[0].problem.name, errors)
+    except OSError as error:
+        raise KbrError(f"cannot write into {target} ({error.strerror}). Set out=...") from None
     print(_text(table, done[0].problem.name, seeds))
     if any(len(one.seeds) > len(seeds) for one in done):
         print(f"  the {len(seeds)} seed(s) that all runs have are compared")
@@ -113,9 +117,9 @@ def _span(seeds: Sequence[int]) -> str:
 
 def _names(folders: Sequence[Path], done: Sequence[Evaluated]) -> list[str]:
     """The models' names; where one comes twice, with the folder's name, and a number if need be."""
-    models = [one.method.name for one in done]
+    models = [one_line(one.method.name) for one in done]
     names = [
-        model if models.count(model) == 1 else f"{model} {folder.resolve().name}"
+        model if models.count(model) == 1 else f"{model} {one_line(folder.resolve().name)}"
         for model, folder in zip(models, folders, strict=True)
     ]
     return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]

@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -22,7 +23,9 @@ def inline_svg(draw: Callable[[Any], None], *, size: tuple[float, float], label:
         figure, axis = plt.subplots(figsize=size, layout="constrained")
         draw(axis)
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        with warnings.catch_warnings():  # letters that the page's font will have
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
         plt.close(figure)
     return _for_page(buffer.getvalue(), label)
 

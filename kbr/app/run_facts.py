@@ -7,7 +7,7 @@ from typing import Any
 
 from kbr.app.plain_text import one_line
 
-LARGEST, SMALLEST = 1e100, 1e-100  # of an error or a setting on an axis, squared on the way
+LARGEST, SMALLEST = 1e50, 1e-50  # of an error or a setting on an axis
 SEED_BITS = 63
 
 

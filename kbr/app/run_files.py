@@ -14,7 +14,7 @@ import yaml
 from kbr.app.plain_text import one_line
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, ten times faster
-SETTINGS_BYTES = 1_000_000  # of run.json, metrics.json, config.yaml, hydra.yaml: a few kB each
+SETTINGS_BYTES = 250_000  # of run.json, metrics.json, config.yaml, hydra.yaml: a few kB each
 RESULTS_BYTES = 8_000_000  # of results.csv: about 300 bytes a trial
 TRIALS, COLUMNS = 20_000, 500  # of results.csv
 NESTING = 50
@@ -51,7 +51,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
     """All of a file that has at most `limit` bytes."""
     content = read_start(path, limit + 1)
     if len(content) > limit:
-        raise DamagedFile(f"{_name(path)}: too large; a report reads up to {limit:,} bytes of it")
+        raise DamagedFile(f"{_name(path)}: larger than {limit:,} bytes, the most that is read")
     return content
 
 
