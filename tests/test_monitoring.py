@@ -14,15 +14,18 @@ from kbr.app.monitoring import settings
 TINY = ["debug=smoke", "trainer=cpu", "hydra.run.dir=unused"]
 TRAINED = [*TINY, "model.filter.epochs=4", "model.filter.val_every=2"]
 PICTURES = {
-    "pictures/trajectory",
-    "pictures/error",
-    "pictures/ellipses",
-    "pictures/weights",
-    "pictures/coverage",
-    "pictures/pit",
-    "pictures/observations",
-    "pictures/contact_sheet",
+    "view/1_trajectory",
+    "view/2_error",
+    "view/3_coverage",
+    "view/4_pit",
+    "view/5_ellipses",
+    "view/6_weights",
+    "view/7_observations",
+    "view/8_contact_sheet",
 }
+TRAINING = ["training/loss", "training/mse_on_validation", "training/share_explained"]
+CURVES = [*TRAINING, "view/squared_error"]
+WHOLE = ["whole_run/test/mse", "whole_run/val/mse"]
 
 
 def job(folder, *overrides, sweeping=False):
@@ -59,11 +62,12 @@ def trained(tmp_path_factory):
 
 def test_a_trained_run_shows_curves_and_pictures(trained):
     found = events(trained[0])
-    scalars = set(found.Tags()["scalars"])
-    curves = {"train/loss", "train/explained", "val/mse", "test/squared_error"}
-    assert curves | {"final/test/mse", "final/val/mse"} <= scalars
-    assert len(found.Scalars("val/mse")) == 2
-    assert set(found.Tags()["images"]) == PICTURES | {"pictures/encoder", "train/encoder"}
+    assert sorted(found.Tags()["scalars"]) == CURVES + WHOLE  # the order in which it shows them
+    assert len(found.Scalars(TRAINING[1])) == 2
+    assert set(found.Tags()["images"]) == PICTURES | {
+        "view/9_encoder",
+        "view/encoder_in_training",
+    }
     for tag in found.Tags()["images"]:
         image = found.Images(tag)[0]
         assert min(image.width, image.height) > 100
@@ -71,9 +75,9 @@ def test_a_trained_run_shows_curves_and_pictures(trained):
 
 def test_the_error_over_time_has_the_final_error_as_its_mean(trained):
     found = events(trained[0])
-    error = [event.value for event in found.Scalars("test/squared_error")]
-    (final,) = found.Scalars("final/test/mse")
-    assert [event.step for event in found.Scalars("test/squared_error")] == list(range(1, 11))
+    error = [event.value for event in found.Scalars("view/squared_error")]
+    (final,) = found.Scalars("whole_run/test/mse")
+    assert [event.step for event in found.Scalars("view/squared_error")] == list(range(1, 11))
     assert sum(error) / len(error) == pytest.approx(final.value, rel=1e-5)
 
 
@@ -84,14 +88,16 @@ def test_the_settings_stand_beside_the_final_metric(trained):
     assert shown["encoder"].string_value == "SoftArgmaxCNN"
     assert shown["n_train"].number_value == config.data.n_train == 40
     assert sorted(shown)[:5] == ["data", "encoder", "model", "n_train", "seed"]
-    assert metrics == {"final/test/mse", "final/val/mse"}
+    assert metrics == set(WHOLE)
 
 
 def test_a_closed_form_run_shows_what_applies(tmp_path):
     job(tmp_path / "run", "data=oscillatory", "model=iw", "trials=2", *TINY)
     found = events(tmp_path / "run")
-    assert {"test/squared_error", "final/test/mse", "final/val/mse"} <= set(found.Tags()["scalars"])
-    observed = {"pictures/observations", "pictures/contact_sheet"}
+    assert sorted(found.Tags()["scalars"]) == ["view/squared_error", *WHOLE]
+    text = found.Tensors("whole_run/metrics/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "| test/coverage_90 |" in text
+    observed = {"view/7_observations", "view/8_contact_sheet"}
     assert set(found.Tags()["images"]) == PICTURES - observed
     assert "encoder" not in hparams(found)[0]
 
@@ -99,8 +105,8 @@ def test_a_closed_form_run_shows_what_applies(tmp_path):
 def test_answers_without_dynamics_have_no_error_over_time(tmp_path):
     job(tmp_path / "run", "data=gaussian", "model=iw", "trainer=cpu", "hydra.run.dir=unused")
     found = events(tmp_path / "run")
-    assert "test/squared_error" not in found.Tags()["scalars"]
-    assert found.Tags()["images"] == ["pictures/posterior_mean"]
+    assert "view/squared_error" not in found.Tags()["scalars"]
+    assert found.Tags()["images"] == ["view/posterior_mean"]
 
 
 def test_without_tensorboard_the_pictures_are_files(tmp_path):
@@ -108,15 +114,15 @@ def test_without_tensorboard_the_pictures_are_files(tmp_path):
     job(folder, *TRAINED, "logger=csv", "model.compare_raw=false")
     assert not (folder / "tensorboard").exists()
     assert not list(folder.rglob("events.*"))
-    expected = {tag.removeprefix("pictures/") for tag in PICTURES} | {"encoder"}
+    expected = {tag.partition("_")[2] for tag in PICTURES} | {"encoder"}
     assert {path.stem for path in (folder / "figures").iterdir()} == expected
 
 
 def test_a_sweep_logs_the_trajectory_and_the_settings_alone(tmp_path):
     job(tmp_path / "run", "data=oscillatory", "model=iw", *TINY, sweeping=True)
     found = events(tmp_path / "run")
-    assert found.Tags()["images"] == ["pictures/trajectory"]
-    assert "test/squared_error" not in found.Tags()["scalars"]
+    assert found.Tags()["images"] == ["view/1_trajectory"]
+    assert "view/squared_error" not in found.Tags()["scalars"]
     assert hparams(found)[0]["model"].string_value == "iw"
 
 

@@ -122,6 +122,27 @@ def test_labels_name_the_axes_with_and_without_a_view(tmp_path, monkeypatch):
     assert all(any("v [m/s]" in word for word in words) for words in named)
 
 
+def test_gaps_are_shaded_and_angles_leave_no_line_across(tmp_path, monkeypatch):
+    """350 to 10 degrees is no fall; a label with dollar signs is no formula."""
+    kept = []
+    monkeypatch.setattr(run_figures_module, "save", lambda figure, *_: kept.append(figure) or [0])
+    made = outcome((1,), dz=1, missing=(2, 3, 6))
+    angle = torch.tensor([330.0, 350, 10, 30, 50, 70, 90, 110]).double()[None, :, None]
+    view = replace(made.view(), labels=(r"price $\foo$",), turns=(360.0,), weights=None)
+    made = replace(made, mean=angle, truth=angle + 5, labels=view.labels, view=lambda: view)
+    run_figures(tmp_path, made)
+    axis = kept[0].axes[0]
+    kept[0].canvas.draw()
+    mean = next(line for line in axis.lines if line.get_label() == "filter mean").get_ydata()
+    assert np.isnan(mean[2])
+    assert np.nanmax(np.abs(np.diff(mean))) <= 20
+    shaded = [patch for patch in axis.patches if patch.get_width() in (1, 2)]
+    assert [patch.get_x() for patch in shaded] == [2.5, 6.5]
+    assert "no evidence" in axis.get_legend_handles_labels()[1]
+    assert axis.get_ylabel() == r"price \$\foo\$"
+    plt.close("all")
+
+
 def test_answers_without_dynamics_are_a_scatter(tmp_path):
     made = outcome((2,))
     still = Outcome(mean=made.mean, cov=None, truth=made.truth)

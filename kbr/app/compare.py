@@ -10,11 +10,14 @@ from omegaconf import OmegaConf
 
 from kbr.app.evaluation import Evaluated, apply_model
 from kbr.app.own.problem import OwnData
+from kbr.app.plain_text import one_line
+from kbr.app.run_files import DamagedFile, read_yaml
 from kbr.app.run_folder import write_rows
+from kbr.app.runs import CONFIG
 from kbr.app.sections import Section
 from kbr.app.style import STYLE, save
 from kbr.app.summary import fill_holm, legend, paired_test, stars, statistics
-from kbr.app.sweep_figures import error_panel, paired_panel
+from kbr.app.sweep_figures import error_panel, folded, paired_panel
 from kbr.app.words import in_digits
 from kbr.core.errors import KbrError
 
@@ -29,6 +32,7 @@ def compare_runs(
         raise KbrError(f"compare needs two runs or more: compare=[a,b]; got {len(folders)}.")
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise KbrError("compare was given the same run twice. Name each run once.")
+    _check_readable(folders)
     done = [apply_model(folder, seed=seed, device=device) for folder in folders]
     seeds = _common_seeds(folders, done)
     for folder, other in zip(folders[1:], done[1:], strict=True):
@@ -40,13 +44,28 @@ def compare_runs(
     }
     table = _table(errors, folders)
     target = out or folders[0]
-    write_rows(target / "comparison.csv", table)
-    pictures = _figure(target / "comparison", done[0].problem.name, errors)
+    try:
+        write_rows(target / "comparison.csv", table)
+        pictures = _figure(target / "comparison", done[0].problem.name, errors)
+    except OSError as error:
+        raise KbrError(f"cannot write into {target} ({error.strerror}). Set out=...") from None
     print(_text(table, done[0].problem.name, seeds))
     if any(len(one.seeds) > len(seeds) for one in done):
         print(f"  the {len(seeds)} seed(s) that all runs have are compared")
     print(f"\n  written:  {target / 'comparison.csv'}, {', '.join(p.name for p in pictures)}")
     return table
+
+
+def _check_readable(folders: Sequence[Path]) -> None:
+    """Before any model is built: every folder whose settings cannot be used, in one message."""
+    faults = []
+    for folder in folders:
+        try:
+            read_yaml(folder / CONFIG)
+        except DamagedFile as error:
+            faults.append(str(error))
+    if faults:
+        raise KbrError(f"compare needs run folders; {'; '.join(faults)}. Leave them out.")
 
 
 def _common_seeds(folders: Sequence[Path], done: Sequence[Evaluated]) -> list[int]:
@@ -98,9 +117,9 @@ def _span(seeds: Sequence[int]) -> str:
 
 def _names(folders: Sequence[Path], done: Sequence[Evaluated]) -> list[str]:
     """The models' names; where one comes twice, with the folder's name, and a number if need be."""
-    models = [one.method.name for one in done]
+    models = [one_line(one.method.name) for one in done]
     names = [
-        model if models.count(model) == 1 else f"{model} {folder.resolve().name}"
+        model if models.count(model) == 1 else f"{model} {one_line(folder.resolve().name)}"
         for model, folder in zip(models, folders, strict=True)
     ]
     return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
@@ -163,5 +182,5 @@ def _figure(path: Path, data: str, errors: dict[str, dict[int, float]]) -> list[
         error_panel(axes[0][0], section)
         for axis, name in zip(axes[0][1:], names[1:], strict=True):
             paired_panel(axis, section, name)
-        figure.suptitle(f"{data}, seeds {_span(list(errors[names[0]]))}")
+        figure.suptitle(f"{folded(data)}, seeds {_span(list(errors[names[0]]))}")
         return save(figure, path, ("png", "svg"))

@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -22,7 +23,9 @@ def inline_svg(draw: Callable[[Any], None], *, size: tuple[float, float], label:
         figure, axis = plt.subplots(figsize=size, layout="constrained")
         draw(axis)
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        with warnings.catch_warnings():  # letters that the page's font will have
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
         plt.close(figure)
     return _for_page(buffer.getvalue(), label)
 
@@ -35,8 +38,11 @@ def _for_page(text: str, label: str) -> str:
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     box = re.search(r'viewBox="[^"]*"', text)
     assert box is not None
-    head = f'<svg class="plot" {box[0]} role="img" aria-label="{escape(label)}">'
-    text = re.sub(r"<svg[^>]*>", head, text, count=1, flags=re.DOTALL).replace("xlink:href", "href")
+    text = text.replace("xlink:href", "href")
     for color, variable in COLORS.items():
-        text = re.sub(rf"{color}(?![0-9a-f])", variable, text, flags=re.IGNORECASE)
+        text = re.sub(
+            rf"(fill|stroke): {color}(?![0-9a-f])", rf"\1: {variable}", text, flags=re.IGNORECASE
+        )
+    head = f'<svg class="plot" {box[0]} role="img" aria-label="{escape(label)}">'
+    text = head + text[text.index(">") + 1 :]  # the label last: it may look like anything
     return re.sub(r"\n\s*", "\n", text).strip()

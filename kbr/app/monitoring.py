@@ -9,7 +9,20 @@ from omegaconf import DictConfig, OmegaConf
 from kbr.app.methods import Outcome
 
 BUILDING = ("problem", "path")
-SHOWN = ("test/", "val/", "fit/")  # the other metrics are in metrics.json
+# Groups stand in the order of the alphabet, the first two open: training, view, whole_run. Pictures
+# are numbered, so that the answers come first and a picture has one name in all runs.
+PICTURES = (
+    "trajectory",
+    "error",
+    "coverage",
+    "pit",
+    "ellipses",
+    "weights",
+    "observations",
+    "contact_sheet",
+    "encoder",
+)
+IN_TABLE = ("test/mse", "val/mse")  # beside the settings; all metrics are a text
 
 Setting = bool | int | float | str
 
@@ -29,26 +42,36 @@ def log_outcome(
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
 
-    numbers = {
-        f"final/{name}": value
-        for name, value in metrics.items()
-        if name.startswith(SHOWN) and isinstance(value, int | float) and value == value
-    }
     with SummaryWriter(str(folder / "tensorboard")) as writer:
-        shown = {
-            name: numbers[name] for name in ("final/test/mse", "final/val/mse") if name in numbers
-        }
+        shown = {f"whole_run/{name}": metrics[name] for name in IN_TABLE if name in metrics}
         for summary in hparams(settings(config), shown):  # type: ignore[no-untyped-call]
             writer.file_writer.add_summary(summary)
-        for name, value in numbers.items():
+        for name, value in shown.items():
             writer.add_scalar(name, value, 0)
+        writer.add_text("whole_run/metrics", _table(metrics))
         if outcome.evidence is not None and len(pictures) > 1:
             error = (outcome.mean[0] - outcome.truth[0]).square().sum(-1)
             for step, value in enumerate(error.tolist(), start=1):
-                writer.add_scalar("test/squared_error", value, step)
+                writer.add_scalar("view/squared_error", value, step)
         for path in pictures:
             image = matplotlib.image.imread(path)[..., :3]
-            writer.add_image(f"pictures/{path.stem}", image, 0, dataformats="HWC")
+            writer.add_image(_tag(path.stem), image, 0, dataformats="HWC")
+
+
+def _tag(picture: str) -> str:
+    if picture not in PICTURES:
+        return f"view/{picture}"
+    return f"view/{PICTURES.index(picture) + 1}_{picture}"
+
+
+def _table(metrics: dict[str, Any]) -> str:
+    """Markdown, as TensorBoard's text tab shows it."""
+    lines = [f"| {name} | {_short(value)} |" for name, value in metrics.items()]
+    return "\n".join(["| metric | value |", "|---|---|", *lines])
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else f"{value}".replace("|", "\\|")
 
 
 def settings(config: DictConfig) -> dict[str, Setting]:

@@ -3,6 +3,7 @@
 import base64
 import csv
 import io
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
@@ -12,6 +13,7 @@ from typing import Any
 
 from kbr.app.html_table import Cell, number, table
 from kbr.app.inline_svg import inline_svg
+from kbr.app.plain_text import one_line
 from kbr.app.report_choices import choices_html
 from kbr.app.report_runs import runs_html
 from kbr.app.run_folder import write_bytes
@@ -30,13 +32,13 @@ TESTED = (
 def write_report(path: Path, found: Collection) -> list[str]:
     """Write the page; gives back the problems it shows."""
     sections, problems = sections_of(found)
-    write_bytes(path, page(found, sections, problems).encode())
+    write_bytes(path, page(found, sections, problems).encode(errors="backslashreplace"))
     return problems
 
 
 def page(found: Collection, sections: Sequence[Section], problems: Sequence[str]) -> str:
     """The page as text."""
-    title = ", ".join(folder.resolve().name for folder in found.folders)
+    title = one_line(", ".join(Path(os.path.realpath(f)).name for f in found.folders))
     parts = [
         _head(title, found, sections),
         _alert("Problems", problems),

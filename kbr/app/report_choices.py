@@ -7,6 +7,7 @@ from html import escape
 import numpy as np
 
 from kbr.app.html_table import Cell, table
+from kbr.app.run_facts import is_in_range
 from kbr.app.sections import COLUMNS, Row, Section, swept_keys
 
 MEASURED = {"mse", "val_mse", "coverage_90", "coverage_90_raw", "seconds"}
@@ -79,6 +80,7 @@ def _range(rows: Sequence[Row], name: str) -> Cell:
         values = np.array([float(row[name]) for row in rows if row.get(name)])
     except ValueError:  # a word, not a number
         return Cell(", ".join(dict.fromkeys(row[name] for row in rows if row.get(name))))
+    values = np.array([value for value in values if is_in_range(float(value))])
     if not len(values):
         return Cell("")
     middle, low, high = np.median(values), values.min(), values.max()

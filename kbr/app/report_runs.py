@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from kbr.app.plain_text import one_line, visible
+from kbr.app.run_facts import location
 from kbr.app.runs import Collection, Run
 from kbr.app.words import in_words
 
@@ -31,7 +33,7 @@ def runs_html(found: Collection) -> str:
 
 def _folder(folder: Path, runs: Sequence[Run]) -> str:
     given, varied = _overrides(runs)
-    seconds = sum(float(run.manifest.get("seconds", 0)) for run in runs)
+    seconds = sum(run.manifest.get("seconds", 0.0) for run in runs)
     facts = {"runs": str(len(runs)), "seeds": _seeds(runs), "given": " ".join(given) or "defaults"}
     facts |= {f"varied: {key}": ", ".join(values) for key, values in varied.items()}
     for key, name in FACTS.items():
@@ -42,10 +44,10 @@ def _folder(folder: Path, runs: Sequence[Run]) -> str:
         facts["finished"] = first if first == last else f"{first} to {last}"
     facts["time"] = f"{in_words(seconds)} in all runs together"
     listed = "\n".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
-    config = yaml.safe_dump(runs[0].config, sort_keys=False, allow_unicode=True)
+    config = visible(yaml.safe_dump(runs[0].config, sort_keys=False, allow_unicode=True))
     return (
-        f"<h3>{escape(str(folder))}</h3>\n<dl>\n{listed}\n</dl>\n"
-        f"<details><summary>Config of {escape(runs[0].folder.name)}</summary>\n"
+        f"<h3>{escape(location(folder))}</h3>\n<dl>\n{listed}\n</dl>\n"
+        f"<details><summary>Config of {escape(one_line(runs[0].folder.name))}</summary>\n"
         f"<pre>{escape(config)}</pre></details>"
     )
 
@@ -53,10 +55,11 @@ def _folder(folder: Path, runs: Sequence[Run]) -> str:
 def _overrides(runs: Sequence[Run]) -> tuple[list[str], dict[str, list[str]]]:
     """Settings typed for every run alike, and those that differ with their values."""
     every = list(dict.fromkeys(text for run in runs for text in run.overrides))
-    given = [text for text in every if all(text in run.overrides for run in runs)]
+    alike = set.intersection(*(set(run.overrides) for run in runs))
+    given = [text for text in every if text in alike]
     varied: dict[str, list[str]] = {}
     for text in every:
-        if text not in given:
+        if text not in alike:
             key, _, value = text.partition("=")
             varied.setdefault(key, []).append(value)
     return given, {key: sorted(values, key=_rank) for key, values in varied.items()}
@@ -65,14 +68,15 @@ def _overrides(runs: Sequence[Run]) -> tuple[list[str], dict[str, list[str]]]:
 def _rank(text: str) -> tuple[float, str]:
     """Numbers by size, words by letter."""
     try:
-        return float(text), ""
+        value = float(text)
     except ValueError:
         return float("inf"), text
+    return (value, "") if value == value else (float("inf"), text)
 
 
 def _seeds(runs: Sequence[Run]) -> str:
     seeds = sorted({int(row["seed"]) for run in runs for row in run.rows})
-    whole = seeds == list(range(seeds[0], seeds[-1] + 1)) and len(seeds) > 2
+    whole = seeds[-1] - seeds[0] == len(seeds) - 1 and len(seeds) > 2
     return f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, seeds))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from kbr.app.heading import in_words
 from kbr.app.image_figures import contact_sheet, encoder_figure, observations
 from kbr.app.methods import Outcome
-from kbr.app.posterior_figures import ESTIMATE, TRUTH, ellipses, weights_figure
+from kbr.app.posterior_figures import AGAINST, ESTIMATE, TRUTH, ellipses, weights_figure
 from kbr.app.style import STYLE, save
 from kbr.app.uncertainty_figures import uncertainty_figures
 from kbr.app.view import View, coordinate_names, spread_out
@@ -29,7 +29,8 @@ def run_figures(folder: Path, outcome: Outcome, *, quick: bool = False) -> list[
     cov = outcome.cov[0].double().numpy()
     view = None if quick or outcome.view is None else outcome.view()
     names = view.names if view else coordinate_names(outcome.labels, mean.shape[-1])
-    written = [_track(folder / "trajectory", mean, truth, cov, names, spread)]
+    turns = (view.turns if view else None) or (None,) * mean.shape[-1]
+    written = [_track(folder / "trajectory", mean, truth, cov, evidence, names, turns, spread)]
     if quick:
         return written
     written.append(_errors(folder / "error", mean, truth, evidence, outcome.labels))
@@ -67,9 +68,12 @@ def _track(
     mean: np.ndarray,
     truth: np.ndarray,
     cov: np.ndarray,
+    evidence: np.ndarray,
     names: list[str],
+    turns: tuple[float | None, ...],
     spread: str,
 ) -> Path:
+    """The first steps with a band of two standard deviations; steps without evidence are shaded."""
     with plt.style.context(STYLE):
         steps = min(SHOWN_STEPS, len(mean))
         coordinates = mean.shape[-1]
@@ -79,17 +83,36 @@ def _track(
         time = np.arange(1, steps + 1)
         sd = np.sqrt(np.diagonal(cov, axis1=-2, axis2=-1).clip(0))
         for k, axis in enumerate(axes[:, 0]):
-            centre, half = mean[:steps, k], 2 * sd[:steps, k]
+            drawn = np.stack([time, mean[:steps, k], 2 * sd[:steps, k], truth[:steps, k]])
+            t, centre, half, true = broken(drawn, turns[k])
             band = {"color": ESTIMATE, "alpha": 0.2, "lw": 0, "label": f"± {spread}"}
-            axis.fill_between(time, centre - half, centre + half, **band)
-            axis.plot(time, truth[:steps, k], color=TRUTH, lw=1, ls="--", label="truth")
-            axis.plot(time, centre, color=ESTIMATE, lw=1.3, label="filter mean")
+            axis.fill_between(t, centre - half, centre + half, **band)
+            axis.plot(t, true, color=TRUTH, lw=1, ls="--", label="truth")
+            axis.plot(t, centre, color=ESTIMATE, lw=1.3, label="filter mean")
             axis.set_ylabel(names[k])
+            for i, (start, end) in enumerate(gaps(~evidence[:steps])):
+                name = None if i else "no evidence"
+                axis.axvspan(start + 0.5, end + 0.5, color=AGAINST, alpha=0.12, lw=0, label=name)
         axes[-1, 0].set_xlabel("step of the test sequence")
-        axes[0, 0].legend(ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
+        axes[0, 0].legend(ncols=4, loc="lower right", bbox_to_anchor=(1, 1))
         figure.align_ylabels()
         figure.tight_layout()
         return save(figure, path, ("png",))[0]
+
+
+def broken(series: np.ndarray, turn: float | None) -> np.ndarray:
+    """Rows [time, mean, spread, truth] with a gap where an angle passes a full turn."""
+    if turn is None:
+        return series
+    jumps = (np.abs(np.diff(series[[1, 3]])) > turn / 2).any(0)
+    parted: np.ndarray = np.insert(series, np.flatnonzero(jumps) + 1, np.nan, axis=1)
+    return parted
+
+
+def gaps(missing: np.ndarray) -> list[tuple[int, int]]:
+    """First and behind the last place of every run of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], missing, [False]]).astype(int)))
+    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
 
 
 def _errors(
@@ -111,13 +134,14 @@ def _errors(
         axis.axhline(error.mean(), color=TRUTH, lw=1, ls="--", label=f"mean {error.mean():.3g}")
         if not evidence.all():
             axis.plot(
-                time[~evidence], error[~evidence], "x", color="#D55E00", ms=5, label="no evidence"
+                time[~evidence], error[~evidence], "x", color=AGAINST, ms=5, label="no evidence"
             )
         if error.min() > 0:
             axis.set_yscale("log")
         axis.set_xlabel("step of the test sequence")
-        summed = " + ".join(labels) if labels and len(labels) <= 2 else "units of $z^2$"
-        axis.set_ylabel(f"squared error\n({summed})")
+        names = coordinate_names(labels, 0) if labels and len(labels) <= 2 else []
+        summed = " + ".join(f"({name})²" for name in names) or "(units of $z^2$)"
+        axis.set_ylabel(f"squared error\n{summed}")
         axis.legend(ncols=4, loc="lower right", bbox_to_anchor=(1, 1), columnspacing=1.2)
         figure.tight_layout()
         return save(figure, path, ("png",))[0]

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kbr.app.plain_text import one_line
+from kbr.app.run_facts import is_number, location
 from kbr.app.runs import Collection, Run
 from kbr.app.style import STYLES
 
@@ -98,7 +100,7 @@ def _sections(data: str, shown: str, runs: list[Run], problems: list[str]) -> li
         if row["data"] == data
     ]
     wanted = [*filter(None, [figure.get("x")]), *columns]
-    x = next((c for c in wanted if all(_is_number(row.get(c)) for row, _ in trials)), None)
+    x = next((c for c in wanted if all(is_number(row.get(c)) for row, _ in trials)), None)
     of_data = {*COLUMNS.values(), *(key for key in swept if key.startswith("data."))} - {x}
     parts: dict[str, list[Trial]] = {}
     for row, run in trials:
@@ -114,7 +116,8 @@ def _section(
 ) -> Section:
     order = [*(figure.get("models") or ()), *STYLES]
     models = sorted(
-        {row["model"] for row, _ in trials}, key=lambda name: (_rank(name.split()[0], order), name)
+        {row["model"] for row, _ in trials},
+        key=lambda name: (_rank(name.partition(" ")[0], order), name),
     )
     reference = figure.get("reference")
     if reference not in models:
@@ -142,7 +145,7 @@ def _notes(trials: list[Trial], x: str | None) -> dict[tuple[str, str], list[str
         if run not in mine:
             mine.append(run)
     return {
-        key: [str(note) for run in mine for note in run.manifest["notes"]]
+        key: [note for run in mine for note in run.manifest["notes"]]
         for key, mine in runs.items()
         if all("notes" in run.manifest for run in mine)
     }
@@ -164,9 +167,9 @@ def _without_duplicates(
         else:
             first[key] = row, run
     for (what, place, again), found in double.items():
-        seeds = ", ".join(seed for seed, _ in found)
+        seeds = one_line(", ".join(seed for seed, _ in found))
         errors = "equal" if all(same for _, same in found) else "different"
-        where = f"{place} and {again}" if place != again else f"{place}"
+        where = " and ".join(dict.fromkeys(map(location, (place, again))))
         problems.append(
             f"{data}, {what}: seed(s) {seeds} twice, with {errors} errors, in {where}; the first "
             "is kept"
@@ -186,16 +189,8 @@ def _plain(value: Any) -> str:
     """1 and 1.0 are one value."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return "" if value is None else str(value)
+    return "" if value is None else one_line(str(value))
 
 
 def _number(row: Row, x: str | None) -> float:
     return 0.0 if x is None else float(row[x])
-
-
-def _is_number(text: Any) -> bool:
-    try:
-        float(text)
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -8,11 +8,13 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from kbr.app.plain_text import no_math
 from kbr.app.sections import QUICK, Row, Section
 from kbr.app.style import STYLE, save, styles_of
 from kbr.app.summary import standard_error
 
 ERROR = "MSE (sum over latent coordinates)"
+NAME = 100  # letters of a name in a picture
 
 
 def sweep_figure(path: Path, sections: Sequence[Section]) -> list[Path]:
@@ -23,7 +25,7 @@ def sweep_figure(path: Path, sections: Sequence[Section]) -> list[Path]:
         )
         for axis, section in zip(axes[0], sections, strict=True):
             error_panel(axis, section)
-            axis.set_title(section.data)
+            axis.set_title(folded(section.data))
         if sections[0].x is not None:
             axes[0][0].set_ylabel(ERROR)
         named = {
@@ -46,7 +48,7 @@ def error_panel(axis: Any, section: Section) -> None:
         _model_lines(axis, section)
     else:
         _curves(axis, section, section.x)
-        axis.set_xlabel(section.label)
+        axis.set_xlabel(folded(section.label))
 
 
 def paired_panel(axis: Any, section: Section, model: str) -> None:
@@ -86,8 +88,11 @@ def paired_models(section: Section) -> list[str]:
 
 
 def folded(name: str) -> str:
-    """Long names of variants on several lines."""
-    return "\n".join(textwrap.wrap(name, 26))
+    """Long names of variants on several lines; of very long ones both ends."""
+    if len(name) > NAME:
+        name = f"{name[: NAME // 2]}…{name[-NAME // 2 :]}"
+    lines = "\n".join(textwrap.wrap(no_math(name), 26))
+    return f" {lines}" if lines.startswith("_") else lines  # Matplotlib hides such names
 
 
 def _by_trial(section: Section, model: str) -> dict[tuple[str, int], float]:
@@ -100,21 +105,23 @@ def _by_trial(section: Section, model: str) -> dict[tuple[str, int], float]:
 
 def _curves(axis: Any, section: Section, x: str) -> None:
     styles = styles_of(section.models)
+    has_log = True
     for model in section.models:
         at, errors = _errors(section.rows, model, x)
         mean = np.array([e.mean() for e in errors])
         half = np.array([2 * standard_error(e) for e in errors])
-        style = styles[model]
+        style, has_log = styles[model], has_log and bool((mean > 0).all())
         axis.plot(at, mean, label=folded(model), **style)
         lower = np.maximum(mean - half, mean / 10)  # a log axis has no place for less than zero
         axis.fill_between(at, lower, mean + half, color=style["color"], alpha=0.15, lw=0)
     ticks = sorted({float(row[x]) for row in section.rows})
     if ticks[0] > 0:
         axis.set_xscale("log", base=2 if x == "dim" else 10)
-    axis.set_yscale("log")
+    if has_log:  # an error of zero has no place there
+        axis.set_yscale("log")
+        _label_axis(axis.yaxis, *axis.get_ylim())
     axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axis.minorticks_off()
-    _label_axis(axis.yaxis, *axis.get_ylim())
 
 
 def _label_axis(axis: Any, low: float, high: float) -> None:

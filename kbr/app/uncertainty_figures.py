@@ -53,10 +53,10 @@ def uncertainty_figures(folder: Path, outcome: Outcome) -> list[Path]:
 
 def _coverage(path: Path, outcome: Outcome) -> Path:
     mean, truth = outcome.mean.double(), outcome.truth.double()
-    label = "of the model" if outcome.raw_cov is None else "calibrated"
+    label = "cov, of the model" if outcome.raw_cov is None else "cov, calibrated"
     curves = [(label, outcome.cov, CALIBRATED, "-", "o")]
     if outcome.raw_cov is not None:
-        curves.insert(0, ("covariance of the weights", outcome.raw_cov, RAW, "--", "s"))
+        curves.insert(0, ("raw_cov, of the weights", outcome.raw_cov, RAW, "--", "s"))
     with plt.style.context(STYLE):
         figure, axis = plt.subplots(figsize=(3.8, 3.6))
         axis.plot([0, 1], [0, 1], color="#000000", lw=1)
@@ -64,8 +64,10 @@ def _coverage(path: Path, outcome: Outcome) -> Path:
             assert cov is not None
             found = [float(coverage(mean, cov.double(), truth, level=p).mean()) for p in LEVELS]
             axis.plot(LEVELS, found, color=colour, ls=dash, marker=marker, ms=3, label=label)
-        axis.set(xlabel="promised", ylabel="share of truths inside", xlim=(0, 1), ylim=(0, 1))
-        axis.legend(loc="upper left")
+        axis.set(
+            xlabel="level of the region", ylabel="share of truths inside", xlim=(0, 1), ylim=(0, 1)
+        )
+        axis.legend(ncols=2, loc="lower right", bbox_to_anchor=(1.02, 1), columnspacing=1)
         figure.tight_layout()
         return save(figure, path, ("png",))[0]
 

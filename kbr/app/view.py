@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kbr.app.plain_text import no_math, one_line
 from kbr.core.datasets.dynamics import FilteringData
 
+LABEL = 60  # letters of a label
 BELIEFS = 60  # steps of the test sequence with weights: as many as the animation shows
 Gaze = Callable[[Tensor], tuple[Tensor, Tensor] | None]
 Window = tuple[float, float, float, float]
@@ -23,7 +25,8 @@ class View:
     `circular`: z is (cos, sin) of a heading. `window`: the left, right, lower and upper border of a
     frame in the plane of z, where z is a position. `weights`: the posterior's, on z_train, at the
     first steps. `gaze`: heat maps and places of an encoder that has them, for given frames.
-    `labels`: the latent's columns with their units, where they were recorded.
+    `labels`: the latent's columns with their units, where they were recorded. `turns`: a full turn
+    of each that is an angle, None of the others.
     """
 
     x_train: Tensor
@@ -34,6 +37,7 @@ class View:
     weights: Tensor | None = None
     gaze: Gaze | None = None
     labels: tuple[str, ...] | None = None
+    turns: tuple[float | None, ...] | None = None
 
     @property
     def has_images(self) -> bool:
@@ -80,8 +84,12 @@ def view_of(
 
 
 def coordinate_names(labels: tuple[str, ...] | None, count: int) -> list[str]:
-    """The labels, or z_1, z_2, ... where there are none."""
-    return list(labels) if labels else [f"$z_{k + 1}$" for k in range(count)]
+    """The labels, as Matplotlib takes them, or z_1, z_2, ... where there are none."""
+    return (
+        [no_math(one_line(label, LABEL)) for label in labels]
+        if labels
+        else [f"$z_{k + 1}$" for k in range(count)]
+    )
 
 
 def first_weights(filt: Stepping, x: Tensor) -> Tensor:

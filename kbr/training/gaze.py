@@ -36,4 +36,6 @@ class LogGaze(lightning.Callback):
         found = module.gaze(self.frames.to(module.device))
         if found is not None:
             figure = self.draw(self.frames, *found)
-            logger.experiment.add_figure("train/encoder", figure, trainer.current_epoch + 1)
+            logger.experiment.add_figure(
+                "view/encoder_in_training", figure, trainer.current_epoch + 1
+            )

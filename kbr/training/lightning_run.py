@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError, Preempted, WorkerLost
 from kbr.training.callbacks import KeepBest
+from kbr.training.curves import Curves
 from kbr.training.data import SequenceData
+from kbr.training.progress import quiet_lightning
 from kbr.training.sequence_module import SequenceModule
 from kbr.training.workers import check_workers, is_lost
 
@@ -30,6 +31,7 @@ def train(
 
     `arguments` are the caller's for `lightning.Trainer`; `start` is a checkpoint to go on from.
     """
+    quiet_lightning()
     settings: dict[str, Any] = {
         "max_epochs": module.epochs,
         "default_root_dir": folder,
@@ -42,7 +44,7 @@ def train(
         "sync_batchnorm": module.mixes_rows and "strategy" in arguments,
     }
     if "logger" not in arguments:
-        settings["logger"] = TensorBoardLogger(save_dir=folder, name="tensorboard", version="")
+        settings["logger"] = Curves(save_dir=folder, name="tensorboard", version="")
     callbacks = [keep, *arguments.get("callbacks", ())]
     runner = lightning.Trainer(**{**settings, **arguments, "callbacks": callbacks})
     if start is not None:

@@ -1,12 +1,22 @@
-"""Training as a person sees it: one bar over the epochs, 80 columns, and no chatter."""
+"""Training as a person sees it: one bar over the epochs, never cut, and no chatter."""
 
 import logging
+import os
 import sys
 import warnings
 
 import lightning
 from lightning.pytorch.callbacks import Callback
 from tqdm import tqdm
+
+COLUMNS = 80  # at most, and where there is no terminal
+LAYOUTS = (  # the first that fits is used
+    "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
+    "{desc}: {n_fmt}/{total_fmt} [<{remaining}{postfix}]",
+    "{n_fmt}/{total_fmt} [<{remaining}{postfix}]",
+    "{n_fmt}/{total_fmt}{postfix}",
+)
+LONGEST = ", loss=1.23e-05, val=1.23e-05"
 
 
 class EpochBar(Callback):
@@ -18,12 +28,15 @@ class EpochBar(Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         tty = sys.stderr.isatty()
+        wide = os.get_terminal_size(sys.stderr.fileno()).columns if tty else 0
+        columns = min(COLUMNS, wide or COLUMNS)  # some terminals do not know their width
+        epochs = trainer.max_epochs or 0
         self.bar = tqdm(
-            total=trainer.max_epochs,
+            total=epochs,
             initial=trainer.current_epoch,
             desc=self.title,
-            ncols=80,
-            unit="epoch",
+            ncols=columns,
+            bar_format=layout(self.title, epochs, columns),
             mininterval=0.2 if tty else 20,
         )
 
@@ -33,13 +46,22 @@ class EpochBar(Callback):
         assert self.bar is not None
         seen = trainer.callback_metrics
         short = {"train/loss": "loss", "val/mse": "val"}
-        shown = {new: f"{float(seen[old]):.4f}" for old, new in short.items() if old in seen}
+        shown = {new: f"{float(seen[old]):.3g}" for old, new in short.items() if old in seen}
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update()
 
     def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         if self.bar is not None:
             self.bar.close()
+
+
+def layout(title: str, epochs: int, columns: int) -> str:
+    """The fullest line of which nothing is cut at so many columns."""
+    example = {"desc": title, "percentage": 100, "bar": "#####", "postfix": LONGEST}
+    example |= {"n_fmt": f"{epochs}", "total_fmt": f"{epochs}"}
+    example |= {"elapsed": "00:00", "remaining": "00:00"}
+    fits = (line for line in LAYOUTS if len(line.format(**example)) <= columns)
+    return next(fits, LAYOUTS[-1])
 
 
 def quiet_lightning() -> None:

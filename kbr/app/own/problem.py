@@ -187,7 +187,11 @@ class OwnData:
             weights=weights,
             gaze=gaze,
             labels=self.labels,
+            turns=tuple(self._turn(name) for name in self.recording.z_names),
         )
+
+    def _turn(self, name: str) -> float | None:
+        return full_turn(self.angle_unit) if name in self.circular else None
 
     def info(self) -> dict[str, Any]:
         """The error of always answering the training mean: what a filter has to beat."""
