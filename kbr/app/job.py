@@ -19,7 +19,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.cli import stop
-from kbr.app.config_numbers import check_numbers
+from kbr.app.config.check import check_config
+from kbr.app.config.errors import instantiation_error
 from kbr.app.methods import Method, Outcome
 from kbr.app.monitoring import log_outcome
 from kbr.app.own.problem import OwnData
@@ -106,7 +107,7 @@ def _work(config: DictConfig, folder: Path) -> None:
 def _run(config: DictConfig, folder: Path, sweeping: bool) -> float:
     by_hydra = HydraConfig.initialized()
     if by_hydra:
-        check_numbers(config, HydraConfig.get().runtime.choices)
+        check_config(config, HydraConfig.get())
     torch.set_num_threads(config.trainer.threads)
     seeds = trial_seeds(config)
     problem, method = build(config)
@@ -161,9 +162,7 @@ def construct(config: DictConfig, **settings: Any) -> Any:
     try:
         return instantiate(config, **settings)
     except InstantiationException as error:
-        if isinstance(error.__cause__, KbrError):
-            raise error.__cause__ from None
-        raise
+        raise instantiation_error(error) from error
 
 
 def trial_seeds(config: DictConfig) -> list[int]:
