@@ -7,7 +7,7 @@ import lightning
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from kbr.core import checkpoint
-from kbr.core.errors import KbrError, Preempted
+from kbr.core.errors import Diverged, KbrError, Preempted
 from kbr.training.callbacks import KeepBest
 from kbr.training.data import SequenceData
 from kbr.training.sequence_module import SequenceModule
@@ -67,7 +67,7 @@ def train(
     if keep.preempted:
         raise Preempted(f"stopped by a signal; saved {keep.path}. Go on: resume={folder}")
     if not keep.weights:
-        raise KbrError(
+        raise Diverged(
             "training ended without a finite validation error, so no weights were kept. Lower "
             "lr, or raise lam."
         )

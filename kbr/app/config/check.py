@@ -55,6 +55,7 @@ class Check:
     hydra: Any
 
     def run(self) -> None:
+        self._walk("", self.written, None)  # what a wrong value would do to others is not of interest
         self._walk("", self.written, self.values)
 
     @cached_property
@@ -62,38 +63,37 @@ class Check:
         return dict(self.hydra.runtime.choices)
 
     @cached_property
-    def _own(self) -> DictConfig:
-        return OmegaConf.masked_copy(self.config, [k for k in self.config if k != "hydra"])
-
-    @cached_property
     def written(self) -> dict[str, Any]:
         """The config as files and command line give it, references not followed."""
-        return OmegaConf.to_container(self._own)  # type: ignore[return-value]
+        return {str(k): v for k, v in _plain(self.config, follow=False).items() if k != "hydra"}
 
     @cached_property
     def values(self) -> dict[str, Any]:
         try:
-            return OmegaConf.to_container(  # type: ignore[return-value]
-                self._own, resolve=True, throw_on_missing=True
-            )
+            found = {name: self.config[name] for name in self.written}
+            return {n: _plain(v) if OmegaConf.is_config(v) else v for n, v in found.items()}
         except OmegaConfBaseException as error:
             raise KbrError(f"{error.full_key} cannot be read: {first_line(error)}.") from None
 
     @cached_property
     def _references(self) -> set[str]:
-        texts = [*_texts(self.written), *_texts(OmegaConf.to_container(self.hydra))]
+        texts = [*_texts(self.written), *_texts(_plain(self.hydra, follow=False))]
         return {name for text in texts for name in REFERENCE.findall(text)}
 
-    def _walk(self, path: str, written_: dict[str, Any], values: dict[str, Any]) -> None:
-        kinds = self._kinds(path, written_)
-        self._check_present(path, written_)
-        for name, text in written_.items():
+    def _walk(self, path: str, texts: dict[str, Any], values: dict[str, Any] | None) -> None:
+        """Check the keys of a part; without values, those that refer to no other key."""
+        kinds = self._kinds(path, texts)
+        self._check_present(path, texts)
+        for name, text in texts.items():
             key = f"{path}.{name}" if path else str(name)
-            kind = kinds.get(str(name)) or self._kind(key, written_)
-            copied = COPY.fullmatch(text) if isinstance(text, str) else None
-            check_value(copied.group(1) if copied else key, values[name], kind)
+            kind = kinds.get(str(name)) or self._kind(key, texts)
+            refers = isinstance(text, str) and "${" in text
+            copied = COPY.fullmatch(text) if refers else None
+            if values is not None or not refers:
+                value = text if values is None else values[name]
+                check_value(copied.group(1) if copied else key, value, kind)
             if isinstance(text, dict) and not _has_free_keys(kind):
-                self._walk(key, text, values[name])
+                self._walk(key, text, None if values is None else values[name])
 
     def _kinds(self, path: str, node: Mapping[str, Any]) -> dict[str, Kind]:
         """What is declared for the keys of a part of the config."""
@@ -116,32 +116,44 @@ class Check:
                 wanted = f"choose one, {key}=<name>" if kind is Node else f"set {expected(kind)}"
                 raise KbrError(f"{key} is missing: {wanted}.")
 
-    def _kind(self, key: str, node: Mapping[str, Any]) -> Kind:
-        """Of a key that is not declared: by what it stands for, by its class, or anything."""
+    def declared(self, key: str) -> Kind | None:
+        """What the schema says of a key of this config; None where it says nothing."""
         path, _, name = key.rpartition(".")
-        if (source := self._copied_by_default(key)) is not None:
-            parent, _, last = source.rpartition(".")
-            return self._kinds(parent, {})[last]
-        arguments = self._arguments(path, node) if "_target_" in node else {}
-        if arguments is None or name in arguments:
-            return (arguments or {}).get(name, Any)
-        if self._is_read(key):
-            return Any
-        beside = [*arguments, *self._kinds(path, node), *(str(n) for n in node if n != name)]
-        siblings = [f"{path}.{one}".lstrip(".") for one in beside if not one.startswith("_")]
-        raise KbrError(unknown_key(key, {*siblings, *_keys(self.written)} - {key}, self.choices))
+        node: Any = self.written
+        for part in filter(None, path.split(".")):
+            node = node.get(part) if isinstance(node, dict) else None
+        found = self._kinds(path, node if isinstance(node, dict) else {}).get(name)
+        return found or self._by_default(key)
 
-    def _copied_by_default(self, key: str) -> str | None:
-        """The key whose value the config file of kbr gives to this one: `${data.n_train}`."""
+    def _by_default(self, key: str) -> Kind | None:
+        """By what kbr's config file gives a key: a part, or the value of another, `${data.dim}`."""
         group, _, rest = key.partition(".")
         file = Path(CONFIGS) / group / f"{self.choices.get(group)}.yaml"
-        if not rest or not file.is_file():
+        if self._option(group) is None or not file.is_file():
             return None
         default: Any = _loaded(file)
         for name in rest.split("."):
             default = default.get(name) if isinstance(default, dict) else None
-        found = COPY.fullmatch(default) if isinstance(default, str) else None
-        return found.group(1) if found and self._option(group) else None
+        if isinstance(default, dict):
+            return Node
+        copied = COPY.fullmatch(default) if isinstance(default, str) else None
+        return copied and self._kinds(group, {}).get(copied.group(1).rpartition(".")[2])
+
+    def _kind(self, key: str, node: Mapping[str, Any]) -> Kind:
+        """Of a key that is not declared: by default, by its class, or anything if it is read."""
+        path, _, name = key.rpartition(".")
+        if (found := self._by_default(key)) is not None:
+            return found
+        taken: dict[str, Kind] | None = {}
+        if "_target_" in node:
+            taken = self._arguments(path, node)
+            if taken is None or name in taken:
+                return (taken or {}).get(name, Any)
+        elif self._is_read(key):
+            return Any
+        beside = [*(taken or ()), *self._kinds(path, node), *(str(n) for n in node if n != name)]
+        siblings = [f"{path}.{one}".lstrip(".") for one in beside if not one.startswith("_")]
+        raise KbrError(unknown_key(key, {*siblings, *_keys(self.written)} - {key}, self.choices))
 
     def _arguments(self, path: str, node: Mapping[str, Any]) -> dict[str, Kind] | None:
         """Arguments of the class that a part names; None where it takes any."""
@@ -153,7 +165,7 @@ class Check:
             raise KbrError(f"{path}._target_={target}: {first_line(error)}.") from error
         if found is None:
             raise KbrError(f"{path}._target_={target} is not there: Python finds no such class.")
-        return arguments(found)
+        return arguments(found, any_too=target not in TARGETS)
 
     def _is_read(self, key: str) -> bool:
         """Whether a value of the config refers to this key, to its part, or to one above it."""
@@ -177,15 +189,18 @@ def hints(declared: type) -> dict[str, Kind]:
     return get_type_hints(declared, include_extras=True)
 
 
-def arguments(made: Any) -> dict[str, Kind] | None:
-    """Names and annotations of what a class or function takes; None where it takes any."""
+def arguments(made: Any, *, any_too: bool = True) -> dict[str, Kind] | None:
+    """Names and annotations of what a class or function takes.
+
+    None where it takes any, unless only those with a name of their own count (`any_too`).
+    """
     try:
         parameters = inspect.signature(made).parameters.values()
     except (TypeError, ValueError):  # written in C
         return None
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+    if any_too and any(one.kind is one.VAR_KEYWORD for one in parameters):
         return None
-    plain = {one.name: one.annotation for one in parameters}
+    plain = {one.name: one.annotation for one in parameters if one.kind is not one.VAR_KEYWORD}
     return {name: Any if _is_unread(kind) else kind for name, kind in plain.items()}
 
 
@@ -206,8 +221,13 @@ def _has_free_keys(kind: Kind) -> bool:
 
 
 @cache
-def _loaded(file: Path) -> dict[str, Any]:
-    return OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[return-value]
+def _loaded(file: Path) -> Any:
+    return _plain(OmegaConf.load(file), follow=False)
+
+
+def _plain(node: Any, *, follow: bool = True) -> Any:
+    """Dictionaries, lists and values; references are followed, or stand as they are written."""
+    return OmegaConf.to_container(node, resolve=follow, throw_on_missing=follow)
 
 
 def _keys(node: Mapping[str, Any], path: str = "") -> Iterator[str]:

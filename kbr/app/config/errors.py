@@ -38,6 +38,8 @@ def composition_error(error: Exception, arguments: Sequence[str]) -> KbrError | 
         return KbrError(_no_option(error))
     if isinstance(error, ConfigCompositionException):
         return KbrError(_not_composed(error, words))
+    if isinstance(error, InstantiationException):
+        return instantiation_error(error)
     if isinstance(error, HydraException | OmegaConfBaseException):
         return KbrError(f"{first_line(error)}.")
     return None
@@ -133,7 +135,7 @@ def _keys(node: Any, path: str = "") -> list[str]:
     if not isinstance(node, DictConfig) or node._is_none() or node._is_interpolation():
         return []
     found = []
-    for name in node:
+    for name in map(str, node):
         key = f"{path}.{name}".lstrip(".")
         found += [key, *_keys(node._get_node(name), key)]
     return [key for key in found if not key.rpartition(".")[2].startswith("_")]

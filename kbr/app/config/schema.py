@@ -253,7 +253,7 @@ class Named:
     name: Name
 
 
-# -------------------------------------------------------------------------- encoder, trainer, logger
+# ------------------------------------------------------------------------- encoder, trainer, logger
 
 Units = Annotated[int, Range(1, most=10**5)]  # of a layer
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-LARGEST = 1e30  # of a number; what is larger loses its digits or overflows
+LARGEST = 1e20  # of a number; what is larger loses its digits or overflows
 SHOWN = 60  # characters of a value in a message
 PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
