@@ -13,8 +13,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kbr.app.cli import CONFIGS
 from kbr.app.config.check import Check, arguments, check_config, hints
-from kbr.app.config.errors import composition_error, instantiation_error
+from kbr.app.config.errors import composition_error
 from kbr.app.config.schema import OPTIONS, TARGETS
+from kbr.app.config.sweep_check import cells
 from kbr.app.job import construct
 from kbr.core.errors import KbrError
 
@@ -188,3 +189,146 @@ def test_a_misspelt_key_is_one_line_that_names_the_right_one(file):
             assert len(name) < 3 or f"Did you mean {key}?" in line, line
             assert "\n" not in line
             assert "+" not in line
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            "data.n_trian=300",
+            r"data.n_trian is no key of data=dsprites. Did you mean data.n_train\?",
+        ),
+        ("model=iw model.scals=[1]", r"no key of model=iw. Did you mean model.scales\?"),
+        ("n_train=300", r"n_train is no key. Did you mean data.n_train\?"),
+        ("model.lr=1", r"Did you mean model.filter.lr\?"),
+        ("expriment=low_dim", r"expriment is no key. Did you mean experiment\?"),
+        ("data=rotatoin", r"data must be dmlab, .* or rotation; got 'rotatoin'. .* rotation\?"),
+        ("model=iw_n", r"got 'iw_n'. Did you mean iw_nn\?"),
+        ("hydra/launcher=bsic", r"hydra/launcher must be .*; got 'bsic'. Did you mean basic\?"),
+        ("data=null", r"data must be .*; got null"),
+        ("data.n_train=1,2", r"data.n_train=1,2 has several values: -m runs them all"),
+        ("+data.n_train=3", r"data.n_train is there already: leave out the \+"),
+        ("data.path=[a", r"data.path=\[a cannot be read: the bracket \[ has no partner"),
+        ("data.path='a", r"the quote ' has no partner"),
+        ("data.path=a=b", r"""Put quotes around the value: 'data.path="a=b"'"""),
+        ("b", r"'b' is no key=value"),
+        ("=3", r"'=3' is no key=value"),
+        ("+tag=3", r"tag is no key. --help lists the keys"),
+        ("+data.foo=3", r"data.foo is no key of data=dsprites"),
+        ("~data.n_train", r"data.n_train is missing: set a whole number of at least 1"),
+        ("~logger", r"logger is missing: choose one, logger=<name>"),
+        ("hydra.job.chdir=abc", r"hydra.job.chdir: Value 'abc' is not a valid bool"),
+        ("model=iw model.engine=fast", r"model.engine must be auto, .* or active_set; got 'fast'"),
+        ("model=iw model.scales=1", r"model.scales must be a list .* above 0 each; got 1"),
+        ("data=gaussian model=iw model.lam=0", r"model.lam must be .* above 0 or null; got 0"),
+        ("data=npz data.path=[a.csv,b.csv]", r"data.path must be the path of one file or folder"),
+        ("data.problem.n_train=-3", r"data.problem.n_train must be .* at least 1; got -3"),
+        ("+data.problem.task.extent=a", r"data.problem.task.extent must be a number; got 'a'"),
+        ("seed=4294967296", r"seed must be a whole number of at most 4294967295"),
+        ("model=iw +model.rule.kernal_x._target_=kbr.Laplace", r"Did you mean model.rule.kernel_x"),
+        ("+model.filter.a._target_=kbr.Nope +model.filter.a.b=1", r"model.filter.a is no key"),
+        ("model.filter._target_=kbr.Nope +model.filter.b=1", r"Python finds no such class"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(overrides, says):
+    with pytest.raises(KbrError, match=says) as error:
+        check(*overrides.split())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model=iw", "+model.rule.kernel_x._target_=kbr.Laplace"],
+        ["model=iw", "+model.rule.kernel_z={_target_: kbr.PerCoordinate, bandwidth: [0.5, 0.7]}"],
+        ["model=iw", "+model.etas=[1e-3]", "data=rotation"],
+        ["+model.filter.lams=[1e-3,1e-2]", "+model.filter.weight_decay=1"],
+        ["+tag=a", "hydra.run.dir=outputs/${tag}"],
+        ["+data.size=3", "data.n_train=${data.size}"],
+        ["trainer=cpu", "trainer.devices=auto"],
+        ["data=npz", "data.path=my file.csv", "data.x=[a,b]", "data.z=c", "data.units={c: m}"],
+        ["experiment=low_dim", "quick=true"],
+    ],
+)
+def test_what_something_reads_may_be_added(overrides):
+    check(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ("data=rotation model=iw model.tune=true", r"model.tune is not used here.*data=gaussian"),
+        ("data=gaussian model=iw model.engine=low_rank", r"model.engine .* no dynamics"),
+        ("data=gaussian model=iw model.tune=true model.lam=1", r"model.lam .*model.tune=true"),
+        ("data=rotation model=iw model.lam=1 model.lams=[1]", r"model.lams .*model.lam is given"),
+        ("data=rotation model=iw +model.rule.lam=1", r"model.rule.lam is not used.*set model.lam"),
+        ("data=rotation model=iw_true_ratio model.eta=1", r"model.eta .*true ratio"),
+        ("data=dsprites data.path=a.npz", r"data.path .*Set data.source=file"),
+        ("data=dmlab data.frames=a.npz data.maze_seed=2", r"data.maze_seed .*data.frames"),
+        ("model=lstm encoder.dropout=.2", r"encoder.dropout .*model.filter.dropout"),
+        ("quick=true", r"quick is not used here: it shortens experiments"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(overrides, says):
+    with pytest.raises(KbrError, match=says):
+        check(*overrides.split())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ("report=a data.seed=3", "data.seed is not used here: report= runs no model"),
+        ("run=a out=b", "out is not used here"),
+        ("rnu=a", r"rnu is no key. Did you mean run\?"),
+        ("run=a device=gpu", "device must be cpu or cuda; got 'gpu'"),
+    ],
+)
+def test_evaluate_has_the_same_check(overrides, says):
+    with pytest.raises(KbrError, match=says):
+        check(*overrides.split(), script="evaluate")
+
+
+def single(*overrides: str) -> None:
+    config = composed(*overrides, "hydra.mode=RUN")
+    check_config(config, config.hydra)
+
+
+def test_an_experiment_needs_a_sweep_and_an_idle_part_is_said(capsys):
+    with pytest.raises(KbrError, match=r"experiment=low_dim is a sweep: .*-m experiment=low_dim"):
+        single("experiment=low_dim")
+    single("data=rotation", "model=iw", "encoder=mlp")
+    assert "note: encoder is not used: model=iw trains no network" in capsys.readouterr().out
+    single("data=rotation", "model=iw", "trainer=cpu")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [
+        ({"_target_": "kbr.Nope"}, r"model cannot be built: .*kbr.Nope"),
+        ({"_target_": "kbr.Laplace", "scale": "wide"}, r"^scale must be|model cannot be built"),
+        ({"_target_": "kbr.ParticleFilter", "n_particles": 3}, r"model cannot be built: TypeError"),
+        ({"_target_": "kbr.KuLSIF", "eta": -1.0}, "^eta must be"),
+    ],
+)
+def test_what_cannot_be_built_is_one_line(node, says):
+    with pytest.raises(KbrError, match=says) as error:
+        construct(OmegaConf.create({"model": node}).model)
+    assert "\n" not in str(error.value)
+
+
+def test_values_of_a_sweep_are_checked_before_it_starts():
+    grid = {"data": ["rotation", "oscillatory"], "model": ["iw"], "data.n_train": ["40", "-3"]}
+    found = list(cells(grid))
+    assert len(found) == 3
+    said = [_said(cell) for cell in found]
+    assert said[:2] == ["", ""]
+    assert said[2].startswith("data.n_train must be")
+
+
+def _said(config: DictConfig) -> str:
+    try:
+        check_config(config, config.hydra)
+    except KbrError as error:
+        return str(error)
+    return ""

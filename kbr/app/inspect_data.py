@@ -103,7 +103,7 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
             output = Path(value)
         elif key in known and mark:
             try:
-                value = OverridesParser.create().parse_override(setting).value()
+                value = OverridesParser.create().parse_overrides([setting])[0].value()
             except HydraException as error:
                 raise composition_error(error, [setting]) or error from None
             check_value(f"data.{key}", value, hints(OwnData)[key])

@@ -96,9 +96,7 @@ def search(overrides: Sequence[str], *, trials: int, study: Path) -> Any:
     while count() < trials:
         # A seed for each run: a search that is interrupted and started again draws new points.
         made.sampler = optuna.samplers.TPESampler(seed=len(made.trials), multivariate=True)
-        made.optimize(
-            lambda trial: _objective(trial, fixed, space), n_trials=1, catch=(Diverged,)
-        )
+        made.optimize(lambda trial: _objective(trial, fixed, space), n_trials=1, catch=(Diverged,))
         _say(made, count(), trials)
     if not made.get_trials(deepcopy=False, states=(states.COMPLETE,)):
         raise KbrError("no run ended with a finite error. Search over smaller model.filter.lr.")

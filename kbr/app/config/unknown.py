@@ -21,12 +21,15 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:
-    """The likeliest of the known words: a key beside it, else one of the same name elsewhere."""
+    """The likeliest of the known words: the same name further down, one beside it, one elsewhere."""
     parent, _, last = word.rpartition(".")
-    beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
-    if found := get_close_matches(last, beside, n=1, cutoff=BESIDE):
-        return beside[found[0]]
     group = word.partition(".")[0] + "." if parent else ""
-    below = {key.rpartition(".")[2]: key for key in reversed(known) if key.startswith(group)}
-    found = get_close_matches(last, below, n=1, cutoff=ELSEWHERE)
-    return below[found[0]] if found else None
+    shortest_last = sorted(known, key=lambda key: -key.count("."))
+    below = {key.rpartition(".")[2]: key for key in shortest_last if key.startswith(group)}
+    if last in below:
+        return below[last]
+    beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
+    for names, cutoff in ((beside, BESIDE), (below, ELSEWHERE)):
+        if found := get_close_matches(last, names, n=1, cutoff=cutoff):
+            return names[found[0]]
+    return None
