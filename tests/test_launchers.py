@@ -144,7 +144,7 @@ def test_a_search_that_has_nothing_to_search_says_so(search, tmp_path):
         search.search(["data=rotation", "model=iw"], trials=1, study=tmp_path / "study.db")
     with pytest.raises(KbrError, match="at least 1"):
         search.search([], trials=0, study=tmp_path / "study.db")
-    with pytest.raises(KbrError, match=r"trials must be a whole number, like 1; got 1.3"):
+    with pytest.raises(KbrError, match=r"trials must be a whole number of at least 1; got 1.3"):
         search.search(["trials=1.3"], trials=1, study=tmp_path / "study.db")
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from kbr.core.checkpoint import plain, write_atomically
-from kbr.core.errors import KbrError
+from kbr.core.errors import Diverged, KbrError
 from kbr.core.kernels import Gaussian
 from kbr.core.objectives import feature_loss
 from kbr.training import MLP, LearnedFilter, LSTMFilter, SoftArgmaxCNN
@@ -153,9 +153,12 @@ def test_resuming_with_other_settings_seed_or_data_is_refused(tmp_path):
         fitted(MODELS["lstm"], tmp_path, resume=tmp_path / "elsewhere")
 
 
-def test_diverged_training_says_so(tmp_path):
-    with pytest.raises(KbrError, match=r"diverged. Lower lr"):
-        fitted(partial(MODELS["lstm"], lr=1e20), tmp_path)
+@pytest.mark.parametrize(("name", "lr"), [("lstm", 1e20), ("learned", 1e20), ("learned", 1e6)])
+def test_diverged_training_says_so(tmp_path, name, lr):
+    """Also where features are still finite, but too large for the ridge of the loss."""
+    model = partial(MODELS[name], lr=lr, encoder=partial(MLP, hidden=(), n_features=6))
+    with pytest.raises(Diverged, match=r"diverged. Lower lr, now 1e"):
+        fitted(model, tmp_path)
 
 
 def test_early_stopping_keeps_the_best_weights(tmp_path):

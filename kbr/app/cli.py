@@ -4,22 +4,29 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import kbr
+from kbr.core.errors import KbrError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 CONFIGS = str(
     _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
 )
 
-
 LONGEST = 200  # bytes of a folder's name; file systems take 255
 CTRL_C = 130  # exit code: 128 + SIGINT
+PIPE_CLOSED = 141  # exit code of a command whose reader has gone: 128 + SIGPIPE
 
 
 def flat(name: str) -> str:
@@ -71,8 +78,13 @@ def _train(config: DictConfig) -> Any:
 
 @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="evaluate")
 def _evaluate(config: DictConfig) -> Any:
+    from kbr.app.config.check import check_config
     from kbr.app.evaluation import evaluate_job
 
+    try:
+        check_config(config, HydraConfig.get(), script="evaluate")
+    except KbrError as error:
+        stop(str(error))
     return evaluate_job(config)
 
 
@@ -80,14 +92,14 @@ def train() -> None:
     """`kbr-train`: train one model, or a sweep with -m."""
     with interruptible():
         _prepare()
-        _train()
+        _in_one_line(_train)
 
 
 def evaluate() -> None:
     """`kbr-evaluate`: test metrics and pictures of a finished run."""
     with interruptible():
         _prepare()
-        _evaluate()
+        _in_one_line(_evaluate)
 
 
 @contextmanager
@@ -98,6 +110,43 @@ def interruptible() -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         sys.stderr.write(f"\nkbr: {' '.join(['stopped by Ctrl-C.', *map(str, interrupt.args)])}\n")
         raise SystemExit(CTRL_C) from None
+
+
+def _in_one_line(command: Callable[[], None]) -> None:
+    """What Hydra finds wrong with the arguments is one line of ours.
+
+    With HYDRA_FULL_ERROR=1 Hydra raises what it would print itself; a user who sets it sees all.
+    """
+    if "--version" in sys.argv[1:]:
+        print(version_line())
+        return
+    asked = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        piped(command)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        from kbr.app.config.errors import composition_error
+
+        found = None if asked else composition_error(error, sys.argv[1:])
+        if found is None:
+            raise
+        stop(str(found))
+
+
+def piped(command: Callable[[], None]) -> None:
+    """Run a command; a reader that leaves early (`| head`) ends it without a word."""
+    try:
+        try:
+            command()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        raise SystemExit(PIPE_CLOSED) from None
+
+
+def version_line() -> str:
+    return f"kbr {kbr.__version__} (torch {version('torch')})"
 
 
 def stop(message: str) -> NoReturn:

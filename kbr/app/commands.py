@@ -12,13 +12,20 @@ PLAIN = re.compile(r"[A-Za-z_./][\w./+@-]*")  # what Hydra takes as it stands
 WORDS = ("null", "true", "false", "nan", "inf")  # what it takes for something else
 
 
+def quoted(word: str) -> str:
+    """For a shell: brackets alone need no quotes, quoted names stand in double ones."""
+    if re.fullmatch(r"[\w@%+=:,./\[\]-]+", word, re.ASCII):
+        return word
+    return f'"{word}"' if "'" in word and not re.search(r'["$`\\!]', word) else shlex.quote(word)
+
+
 def command(program: str, *arguments: str) -> str:
     """`python train.py ...`, or `kbr-train ...` where that was what the user typed."""
     started = Path(sys.argv[0])
     if started.name.startswith("kbr-"):
-        return shlex.join([f"kbr-{program}", *arguments])
+        return " ".join(map(quoted, [f"kbr-{program}", *arguments]))
     place = started.parent if started.name in ("train.py", "evaluate.py") else Path()
-    return shlex.join(["python", str(shown(place / f"{program}.py")), *arguments])
+    return " ".join(map(quoted, ["python", str(shown(place / f"{program}.py")), *arguments]))
 
 
 def setting(key: str, value: str | Path) -> str:

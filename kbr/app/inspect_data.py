@@ -5,8 +5,6 @@ folder of the plots.
 """
 
 import math
-import re
-import shlex
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -15,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from kbr.app.cli import CONFIGS, stop
+from kbr.app.cli import CONFIGS, piped, stop, version_line
+from kbr.app.config.unknown import did_you_mean
+from kbr.app.commands import quoted
 from kbr.core.errors import KbrError
 
 WIDTH = 80
@@ -26,11 +26,14 @@ FRAMES = 500  # whose pixels the table is about
 def main(arguments: list[str] | None = None) -> None:
     """The console command."""
     given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["--version"]:
+        print(version_line())
+        return
     if not given or given[0] in ("-h", "--help"):
-        print(__doc__.strip())
+        piped(lambda: print(__doc__.strip()))
         return
     try:
-        inspect(given[0], given[1:])
+        piped(lambda: inspect(given[0], given[1:]))
     except KbrError as error:
         stop(str(error))
 
@@ -71,21 +74,13 @@ def _command(path: str, settings: list[str]) -> str:
     for setting in settings:
         word = f"data.{setting.removeprefix('data.')}"
         words += [] if word.startswith("data.output=") else [word]
-    quoted = [_quoted(word) for word in words]
     lines, line = [], "train: python train.py data=npz"
-    for word in quoted:
+    for word in map(quoted, words):
         if len(line) + len(word) + 3 > WIDTH:
             lines.append(line + " \\")
             line = "   "
         line += f" {word}"
     return "\n".join([*lines, line])
-
-
-def _quoted(word: str) -> str:
-    """For a shell: brackets alone need no quotes, quoted names stand in double ones."""
-    if re.fullmatch(r"[\w@%+=:,./\[\]-]+", word, re.ASCII):
-        return word
-    return f'"{word}"' if "'" in word and not re.search(r'["$`\\!]', word) else shlex.quote(word)
 
 
 def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
@@ -94,6 +89,9 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
+    from kbr.app.config.check import check_value, hints
+    from kbr.app.config.errors import composition_error
+    from kbr.app.config.schema import OwnData
     from kbr.app.trusted import construct
 
     config = OmegaConf.create({"data": OmegaConf.load(Path(CONFIGS) / "data" / "npz.yaml")})
@@ -105,11 +103,14 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
             output = Path(value)
         elif key in known and mark:
             try:
-                config.data[key] = OverridesParser.create().parse_override(setting).value()
+                value = OverridesParser.create().parse_overrides([setting])[0].value()
             except HydraException as error:
-                raise KbrError(f"{setting} cannot be read: {error}") from error
+                raise composition_error(error, [setting]) or error from None
+            check_value(f"data.{key}", value, hints(OwnData)[key])
+            config.data[key] = value
         else:
-            raise KbrError(f"'{setting}' is no setting; give key=value with {', '.join(known)}.")
+            meant = did_you_mean(key, known) or f"Give key=value with {', '.join(known)}."
+            raise KbrError(f"'{setting}' is no setting. {meant}")
     config.data.path = path
     return construct(config.data.problem), output
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from kbr.app.cli import stop
 from kbr.app.commands import command, setting, shown
-from kbr.app.config_numbers import check_numbers
+from kbr.app.config.check import check_config
 from kbr.app.methods import Outcome
 from kbr.app.monitoring import log_outcome
 from kbr.app.own.problem import OwnData
@@ -120,9 +120,7 @@ def _work(config: DictConfig, folder: Path) -> None:
 def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     by_hydra = HydraConfig.initialized()
     if by_hydra:
-        check_numbers(config, HydraConfig.get().runtime.choices)
-    if config.trainer.threads < 1:
-        raise KbrError(f"trainer.threads must be at least 1; got {config.trainer.threads}.")
+        check_config(config, HydraConfig.get())
     torch.set_num_threads(config.trainer.threads)
     seeds = trial_seeds(config)
     mark = fingerprint(config)

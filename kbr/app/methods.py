@@ -4,6 +4,7 @@ A method takes a problem and seeds and gives an `Outcome`; closed-form methods r
 batch. `evaluate` gives the same outcome again from the checkpoint's contents.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,13 +23,15 @@ from kbr.app.view import View
 from kbr.core import checkpoint
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
+from kbr.core.features import FeatureMap
 from kbr.core.filters.kernel_bayes import ETAS, SCALES, WIDTHS, KernelBayesFilter
 from kbr.core.filters.known_transition import TransitionRatio
 from kbr.core.filters.large import is_large
 from kbr.core.filters.storage import RUN_KIND as KIND  # of the checkpoints written here
 from kbr.core.filters.storage import member
 from kbr.core.filters.tuning import CHOICES
-from kbr.core.ratios import ExactRatio, KuLSIF
+from kbr.core.kernels import Kernel
+from kbr.core.ratios import ExactRatio, KuLSIF, Ratio
 from kbr.core.rule_tuning import tune_rule
 from kbr.core.rules import ImportanceWeightedRule, Rule
 
@@ -181,7 +184,8 @@ class KernelMethod:
         if state is not None:
             chosen = state["chosen"]
         elif self.tune:
-            if not isinstance(self.rule, ImportanceWeightedRule) or self.true_ratio:
+            usual = isinstance(self.rule.ratio, KuLSIF) and not self.true_ratio
+            if not (usual and isinstance(self.rule, ImportanceWeightedRule)):
                 raise KbrError(
                     f"model.tune=true chooses for importance weighting with KuLSIF; got "
                     f"model={self.name}. Use model=iw or model=iw_paper."
@@ -194,18 +198,23 @@ class KernelMethod:
                 "lam": tuned.lam,
             }
         else:
-            ones = torch.ones(len(seeds), dtype=torch.float64)
-            chosen = {
-                "scale_x": ones,
-                "scale_z": ones,
-                "eta": ones * (self.eta or PAPER_RIDGE),
-                "lam": ones * (self.lam or PAPER_RIDGE),
+            given = {
+                "scale_x": getattr(self.rule.kernel_x, "scale", 1.0),
+                "scale_z": getattr(self.rule.kernel_z, "scale", 1.0),
+                "eta": self._eta(),
+                "lam": PAPER_RIDGE if self.lam is None else self.lam,
             }
-        ratio = ExactRatio(function=data.ratio) if self.true_ratio else KuLSIF(eta=chosen["eta"])
+            ones = torch.ones(len(seeds), dtype=torch.float64)
+            chosen = {name: ones * value for name, value in given.items()}
+        ratio: Ratio = self.rule.ratio
+        if self.true_ratio:
+            ratio = ExactRatio(function=data.ratio)
+        elif isinstance(ratio, KuLSIF):
+            ratio = KuLSIF(eta=chosen["eta"])
         rule = replace(
             self.rule,
-            kernel_x=replace(self.rule.kernel_x, scale=chosen["scale_x"]),  # type: ignore[type-var]
-            kernel_z=replace(self.rule.kernel_z, scale=chosen["scale_z"]),  # type: ignore[type-var]
+            kernel_x=_scaled(self.rule.kernel_x, chosen["scale_x"]),
+            kernel_z=_scaled(self.rule.kernel_z, chosen["scale_z"]),
             ratio=ratio,
             lam=chosen["lam"],
         )
@@ -222,6 +231,24 @@ class KernelMethod:
             info={"test/mse_of_zero": float(data.mean.square().sum(-1).mean())},
             state={"kind": KIND, "chosen": chosen},
         )
+
+    def _eta(self) -> float:
+        """The ridge of KuLSIF; NaN where another ratio has settings of its own."""
+        ratio = self.rule.ratio
+        if not isinstance(ratio, KuLSIF):
+            if self.eta is not None:
+                raise KbrError(
+                    f"model.eta is the ridge of KuLSIF, and model.rule.ratio is "
+                    f"{type(ratio).__name__}. Leave out model.eta."
+                )
+            return math.nan
+        found = ratio.eta if self.eta is None else self.eta
+        return PAPER_RIDGE if found is None else float(found)
+
+
+def _scaled(kernel: Kernel | FeatureMap, scale: Tensor) -> Kernel | FeatureMap:
+    """A kernel of so many bandwidths; other feature maps have none."""
+    return replace(kernel, scale=scale) if isinstance(kernel, Kernel) else kernel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,6 +70,12 @@ class Filtering:
 
     def state_space(self) -> StateSpaceModel:
         """The true model."""
+        if not hasattr(self.task, "state_space"):
+            raise KbrError(
+                "models ekf, ukf, particle and iw_true_ratio need the true dynamics and sensor, "
+                f"and {type(self.task).__name__} (data={self.name}) has no state_space(). Add it, "
+                "or use model=iw, iw_paper, original, iw_nn or lstm."
+            )
         return self.task.state_space()
 
     def columns(self) -> dict[str, object]:

@@ -19,11 +19,15 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from kbr.app.cli import CONFIGS, stop
-from kbr.app.config_numbers import check_numbers
-from kbr.core.errors import KbrError, Preempted
+from kbr.app.cli import CONFIGS, piped, stop, version_line
+from kbr.app.config.check import check_config
+from kbr.app.config.errors import composition_error
+from kbr.app.commands import quoted
+from kbr.core.errors import Diverged, KbrError, Preempted
 
 # Searched where the config has the key and the command line names no range of its own.
 SPACE = {
@@ -46,9 +50,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--trials", type=int, default=30, help="runs in all, earlier ones included")
     parser.add_argument("--study", type=Path, default=Path("outputs/search.db"))
     parser.add_argument("overrides", nargs="*", help="as for train.py; ranges are searched")
+    parser.add_argument("--version", action="version", version=version_line())
     options = parser.parse_args(argv)
     try:
-        search(options.overrides, trials=options.trials, study=options.study)
+        piped(lambda: search(options.overrides, trials=options.trials, study=options.study))
     except KbrError as error:
         stop(str(error))
     except Preempted:
@@ -64,14 +69,15 @@ def search(overrides: Sequence[str], *, trials: int, study: Path) -> Any:
     if trials < 1:
         raise KbrError(f"--trials must be at least 1; got {trials}.")
     fixed, space = split(overrides)
+    config = composed([*fixed, *(f"{key}={value}" for key, value in map(_lowest, space))])
     if not space:
-        config = composed(fixed)
         if "lr" not in config.model.get("filter", {}):
             raise KbrError(
                 f"model={config.model.name} has no training to search over. Use model=iw_nn or "
-                "model=lstm, or give ranges: model.lam=1e-3,1e-2."
+                "model=lstm."
             )
         space = default_space(config, fixed)
+    _, _, measure = _task(config)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study.parent.mkdir(parents=True, exist_ok=True)
     made = optuna.create_study(
@@ -90,22 +96,23 @@ def search(overrides: Sequence[str], *, trials: int, study: Path) -> Any:
     while count() < trials:
         # A seed for each run: a search that is interrupted and started again draws new points.
         made.sampler = optuna.samplers.TPESampler(seed=len(made.trials), multivariate=True)
-        made.optimize(
-            lambda trial: _objective(trial, fixed, space), n_trials=1, catch=(FloatingPointError,)
-        )
+        made.optimize(lambda trial: _objective(trial, fixed, space), n_trials=1, catch=(Diverged,))
         _say(made, count(), trials)
     if not made.get_trials(deepcopy=False, states=(states.COMPLETE,)):
         raise KbrError("no run ended with a finite error. Search over smaller model.filter.lr.")
     best = made.best_trial
-    found = " ".join(f"{key}={_written(value)}" for key, value in best.params.items())
-    print(f"\n  val/mse    {best.value:.4f} (run {best.number})")
-    print(f"  python train.py {' '.join([*fixed, found])}")
+    words = [*fixed, *(f"{key}={_written(value)}" for key, value in best.params.items())]
+    print(f"\n  {measure}    {best.value:.4f} (run {best.number})")
+    print(f"  python train.py {' '.join(map(quoted, words))}")
     return best
 
 
 def split(overrides: Sequence[str]) -> tuple[list[str], list[Override]]:
     """What is set, and what is searched: overrides with a range or several values."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise composition_error(error, overrides) or error from None
     space = [one for one in parsed if one.is_sweep_override()]
     return [one.input_line or "" for one in parsed if not one.is_sweep_override()], space
 
@@ -131,11 +138,41 @@ def suggestion(trial: Any, override: Override) -> Value:
     return trial.suggest_categorical(key, list(override.sweep_string_iterator()))  # type: ignore[no-any-return]
 
 
+def _lowest(override: Override) -> tuple[str, Value]:
+    """A key that is searched, and the first of its values."""
+    if override.is_interval_sweep():
+        interval: Any = override.value()
+        return override.get_key_element(), interval.start
+    return override.get_key_element(), next(iter(override.sweep_string_iterator()))
+
+
 def composed(overrides: Sequence[str]) -> DictConfig:
-    with initialize_config_dir(CONFIGS, version_base="1.3"):
-        config = compose("train", overrides=list(overrides), return_hydra_config=True)
-    check_numbers(config, config.hydra.runtime.choices)
+    """The checked config of train.py."""
+    try:
+        with initialize_config_dir(CONFIGS, version_base="1.3"):
+            config = compose("train", overrides=list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise composition_error(error, overrides) or error from None
+    check_config(config, config.hydra)
     return config
+
+
+def _task(config: DictConfig) -> tuple[Any, Any, str]:
+    """The data, the method that is trained on them, and the name of its validation error."""
+    from kbr.app.trusted import build
+    from kbr.app.learned import TrainedMethod
+    from kbr.app.own.problem import OwnData
+    from kbr.app.problems import PosteriorMean
+
+    problem, method = build(config, trusted=None)
+    if not isinstance(method, TrainedMethod) or isinstance(problem, PosteriorMean):
+        raise KbrError(
+            f"the search is for trained filters; got model={method.name} on data={problem.name}."
+        )
+    vectors = isinstance(problem, OwnData) and not problem.recording.has_images
+    if vectors and config.encoder.get("_target_") != "kbr.training.encoders.MLP":
+        raise KbrError("x are vectors, which the MLP takes: add encoder=mlp to the search.")
+    return problem, method, problem.val_name.replace("_", "/", 1)
 
 
 def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> float:
@@ -143,36 +180,28 @@ def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> f
     import torch
 
     from kbr.app.job import trial_seeds
-    from kbr.app.learned import TrainedMethod
-    from kbr.app.problems import Filtering
     from kbr.app.trainer import trainer_settings
-    from kbr.app.trusted import build
+    from kbr.core.units import Units
     from kbr.training.progress import quiet_lightning
 
     values = [f"{one.get_key_element()}={_written(suggestion(trial, one))}" for one in space]
     config = composed([*fixed, *values])
     torch.set_num_threads(config.trainer.threads)
     quiet_lightning()
-    problem, method = build(config, trusted=None)
-    if not (isinstance(method, TrainedMethod) and isinstance(problem, Filtering)):
-        raise KbrError(f"the search is for trained filters; got model={config.model.name}.")
+    problem, method, _ = _task(config)
     settings = {**trainer_settings(config), "logger": False, "enable_progress_bar": False}
     errors = []
     for number, seed in enumerate(trial_seeds(config)):
         data, watch = problem.data(seed), [_pruner(trial)] if number == 0 else []
         with tempfile.TemporaryDirectory() as folder:
-            try:
-                method.filter.fit(
-                    data.x_train,
-                    data.z_train,
-                    seed=seed,
-                    folder=Path(folder),
-                    trainer={**settings, "callbacks": watch},
-                )
-            except KbrError as error:
-                if "diverged" in str(error) or "finite" in str(error):
-                    raise FloatingPointError(str(error)) from error  # a failed run, no mistake
-                raise
+            method.filter.fit(
+                data.x_train,
+                data.z_train,
+                units=problem.filter_units or Units.none(data.z_train),
+                seed=seed,
+                folder=Path(folder),
+                trainer={**settings, "callbacks": watch},
+            )
         errors.append(method.filter.val_mse)
     return sum(errors) / len(errors)
 

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
 from omegaconf.grammar_parser import parse
 
+from kbr.app.config.errors import instantiation_error
 from kbr.app.methods import Method
 from kbr.app.problems import Problem
 from kbr.core.errors import KbrError
@@ -83,13 +84,7 @@ def build(config: DictConfig, trusted: Trusted = ()) -> tuple[Problem, Method]:
     the user has typed, not for one that was read from a folder.
     """
     problem, model = part(config, "data.problem", trusted), part(config, "model", trusted)
-    try:
-        made = construct(problem), construct(model, _convert_="all")
-    except InstantiationException as error:
-        if trusted is None:
-            raise
-        reason = str(error.__cause__ or error).partition("\n")[0]
-        raise KbrError(f"what the saved settings describe cannot be built: {reason}") from None
+    made = construct(problem), construct(model, _convert_="all")
     for key, thing, needed in zip(("data.problem", "model"), made, ("trials", "run"), strict=True):
         if not hasattr(thing, needed):
             raise KbrError(f"{key} is a {type(thing).__name__}, which cannot be used as one.")
@@ -126,13 +121,11 @@ def plain_values(config: DictConfig, key: str) -> Any:
 
 
 def construct(config: DictConfig, **settings: Any) -> Any:
-    """What a config describes; our own errors come through."""
+    """What a config describes; what cannot be built is one error that names its key."""
     try:
         return instantiate(config, **settings)
     except InstantiationException as error:
-        if isinstance(error.__cause__, KbrError):
-            raise error.__cause__ from None
-        raise
+        raise instantiation_error(error) from error
 
 
 def check_resolvers(config: DictConfig, trusted: Sequence[str]) -> None:

@@ -11,6 +11,10 @@ class WorkerLost(KbrError):
     """Another process of the same training has ended; training can go on from its checkpoint."""
 
 
+class Diverged(KbrError):
+    """Training has left finite or solvable numbers: the learning rate is too high."""
+
+
 class Preempted(Exception):
     """Training was asked to stop by the signal `number`; it can go on from its checkpoint."""
 

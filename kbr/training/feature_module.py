@@ -73,12 +73,13 @@ class FeatureModule(SequenceModule):
         world, rank = self.trainer.world_size, self.trainer.global_rank
         mine = rows_of(rank, world, len(batch[0]), piece=PIECE)
         x, z = batch[0][mine], batch[1][mine]
-        if isinstance(x, FileRows) or (len(x) > WHOLE and not self.mixes_rows):
-            weights = [p for p in self.encoder.parameters() if p.requires_grad]
-            loss, total = loss_in_parts(weights, lambda: self.parts(x, z), lam=self.lam)
-        else:
-            part = sums_by_pieces(self.train_features(x), self.targets(z), piece=PIECE)
-            loss, total = loss_over_workers(part, lam=self.lam)
+        with self.blaming_lr():
+            if isinstance(x, FileRows) or (len(x) > WHOLE and not self.mixes_rows):
+                weights = [p for p in self.encoder.parameters() if p.requires_grad]
+                loss, total = loss_in_parts(weights, lambda: self.parts(x, z), lam=self.lam)
+            else:
+                part = sums_by_pieces(self.train_features(x), self.targets(z), piece=PIECE)
+                loss, total = loss_over_workers(part, lam=self.lam)
         self.log_sometimes("train/loss", loss.detach())
         self.log_sometimes("train/explained", 1 - loss.detach() * total.n / total.energy)
         return loss
@@ -98,5 +99,6 @@ class FeatureModule(SequenceModule):
         psi = self.encode_all(x).to(device="cpu", dtype=torch.float64)
         filt = KernelBayesFilter(rule=ImportanceWeightedRule(kernel_x=Identity()), **self.tuning)
         truth = z.to(device="cpu", dtype=torch.float64)
-        tuned = filt.tune(torch.split(psi, lengths), torch.split(truth, lengths))
+        with self.blaming_lr():
+            tuned = filt.tune(torch.split(psi, lengths), torch.split(truth, lengths))
         self.log_validation(tuned.val_mse)

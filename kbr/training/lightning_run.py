@@ -8,7 +8,7 @@ from typing import Any
 import lightning
 
 from kbr.core import checkpoint
-from kbr.core.errors import KbrError, Preempted, WorkerLost
+from kbr.core.errors import Diverged, KbrError, Preempted, WorkerLost
 from kbr.training.callbacks import KeepBest
 from kbr.training.curves import Curves
 from kbr.training.data import SequenceData
@@ -77,7 +77,7 @@ def train(
             f"stopped by {cause}; saved {keep.path}. Go on with resume={folder}", number=number
         )
     if not keep.weights:
-        raise KbrError(
+        raise Diverged(
             "training ended without a finite validation error, so no weights were kept. Lower "
             "lr, or raise lam."
         )

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from kbr.core.checkpoint import VERSION
-from kbr.core.errors import KbrError
+from kbr.core.errors import Diverged, KbrError
 from kbr.core.file_rows import FileRows
 from kbr.training.encoders import SoftArgmaxCNN
 
@@ -91,11 +91,24 @@ class SequenceModule(lightning.LightningModule):
         with self.epoch_randomness(part):
             psi = self.encode(x)
         if not bool(psi.isfinite().all()):
-            raise KbrError(
+            raise Diverged(
                 f"the features are not finite at epoch {self.current_epoch}: training has "
                 f"diverged. Lower lr, now {self.lr:g}."
             )
         return psi
+
+    @contextmanager
+    def blaming_lr(self) -> Iterator[None]:
+        """A system that could be solved before the first step and no longer can: lr did it."""
+        try:
+            yield
+        except KbrError as error:
+            if isinstance(error, Diverged) or self.trainer.global_step == 0:
+                raise
+            raise Diverged(
+                f"the features of epoch {self.current_epoch} are too large to solve for: training "
+                f"has diverged. Lower lr, now {self.lr:g}."
+            ) from error
 
     @contextmanager
     def epoch_randomness(self, part: int = 0) -> Iterator[None]:

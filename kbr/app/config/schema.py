@@ -1,0 +1,351 @@
+"""What every key of every config file may hold.
+
+OPTIONS: a class for each config file whose keys kbr reads by name (`data/rotation`, `trainer/cpu`);
+         all must be there but those with a default.
+TARGETS: a class for each `_target_` that config files name, with the keys that are its arguments.
+Keys of other targets, a user's own class say, are checked against its signature instead; a value
+`${data.omega}` is checked as `data.omega`.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from kbr.app.config.values import Described, Length, Node, Range
+
+Count = Annotated[int, Range(1, most=10**9)]
+Seed = Annotated[int, Range(0, most=2**32 - 1)]
+Pixels = Annotated[int, Range(1, most=10_000)]
+Positive = Annotated[float, Range(0, open="low")]
+NotNegative = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1, open="both")]
+Dropout = Annotated[float, Range(0, 1, open="high")]
+Grid = Annotated[list[Positive], Length()]
+Name = Annotated[str, Length(), Described("a name")]
+Column = Annotated[str, Length(), Described("the name of a column")]
+Columns = Annotated[
+    str | list[str | int | float], Length(), Described("a column, or a list of columns")
+]
+Path = Annotated[str, Length(), Described("the path of one file or folder")]
+Folder = Annotated[str, Length(), Described("the path of one folder")]
+Folders = Annotated[
+    str | list[Folder], Length(), Described("the path of one folder, or a list of paths")
+]
+Trust = Annotated[str | list[Name], Described("a list of modules, [] for none")]
+
+
+# ---------------------------------------------------------------------------- train.py, evaluate.py
+
+
+@dataclass
+class Train:
+    seed: Seed
+    trials: Annotated[int, Range(1, most=10**6)]
+    quick: bool
+    resume: Folder | None
+    trust: Trust
+    figure: Node | None
+    data: Node
+    model: Node
+    encoder: Node
+    trainer: Node
+    logger: Node
+
+
+@dataclass
+class Figure:
+    name: Name
+    x: Name
+    label: str
+    reference: Name
+    models: Annotated[list[Name], Length()]
+    trials: dict[str, Count] | None = None
+    quick_trials: dict[str, Count] | None = None
+    cost: dict[str, Positive] | None = None
+
+
+@dataclass
+class Evaluate:
+    run: Folder | None
+    report: Folders | None
+    compare: Folders | None
+    out: Path | None
+    device: Literal["cpu", "cuda"]
+    trust: Trust
+    data: Node
+
+
+@dataclass
+class EvaluateData:
+    seed: Seed | None
+
+
+# --------------------------------------------------------------------------------------------- data
+
+
+@dataclass
+class Gaussian:
+    name: Name
+    dim: Annotated[int, Range(1, most=10_000)]
+    n_train: Count
+    n_prior: Count
+    n_test: Count
+    problem: Node
+
+
+@dataclass
+class Filtering:
+    name: Name
+    n_train: Count
+    n_test: Count
+    problem: Node
+
+
+@dataclass
+class Ring(Filtering):
+    omega: float
+    beta: float
+    frequency: Annotated[int, Range(-1000, 1000)]
+    sigma_x: NotNegative
+    sigma_z: NotNegative
+
+
+@dataclass
+class DSprites(Filtering):
+    source: Literal["rendered", "file"]
+    path: Path | None
+    sigma_x: NotNegative
+    sigma_z: NotNegative
+    pixel_noise: NotNegative
+    shape: Annotated[int, Range(0, 2)]
+    scale: Annotated[int, Range(0, 5)]
+    orientation: Annotated[int, Range(0, 39)]
+
+
+@dataclass
+class Heading(Filtering):
+    frames: Path | None
+    maze_seed: Annotated[int, Range(0, most=2**31 - 1)]
+    n_frames: Annotated[int, Range(2, most=10**6)]
+    cache: Folder
+    height: Pixels
+    width: Pixels
+    pixel_noise: NotNegative
+    omega: float
+    sigma_x: NotNegative
+    sigma_z: NotNegative
+
+
+@dataclass
+class OwnData:
+    name: Name
+    path: Path | None
+    x: Columns | None
+    z: Columns | None
+    sequence: Column | None
+    time: Column | None
+    max_gap: Positive | None
+    decimal: Literal["point", "comma"]
+    circular: Annotated[str | list[str], Described("a list of columns, [] for none")]
+    angle_unit: Literal["degrees", "radians"]
+    units: dict[str, str] | None
+    split: Literal["auto", "time", "sequence"]
+    test_share: Share
+    n_train: Count | None
+    n_test: Count | None
+    file: Column
+    resize: Annotated[list[Pixels], Length(2, 2), Described("[height, width] in pixels")] | None
+    channels: Literal["auto", "first", "last"]
+    unpack: Folder | None
+    max_gb: Positive
+    problem: Node
+
+
+# ------------------------------------------------------------------------------------------- models
+
+
+@dataclass
+class KernelMethod:
+    name: Name
+    rule: Node
+    lam: Positive | None
+    eta: Positive | None
+    lam_transition: Positive | None
+    tune: bool
+    true_ratio: bool
+    scales: Grid
+    widths: Grid
+    etas: Grid
+    lams: Grid | None
+    engine: Literal["auto", "low_rank", "compressed", "active_set"]
+
+
+@dataclass
+class RefinedMethod(KernelMethod):
+    steps: Annotated[int, Range(0, most=10**9)]
+    rate: Positive
+    ridge: Positive | None
+
+
+@dataclass
+class Rule:
+    normalize: bool
+    lam: Positive | None
+
+
+@dataclass
+class OriginalRule:
+    lam: Positive | None
+
+
+@dataclass
+class ModelMethod:
+    name: Name
+    filter: Node
+
+
+@dataclass
+class ParticleFilter:
+    n_particles: Count
+    resample_threshold: Annotated[float, Range(0, 1)]
+    seed: Seed
+
+
+@dataclass
+class TrainedMethod:
+    name: Name
+    filter: Node
+    compare_raw: bool
+
+
+@dataclass
+class TrainedFilter:
+    encoder: Node
+    epochs: Count
+    lr: Positive
+    weight_decay: NotNegative
+    noise: NotNegative
+    dropout: Dropout | None
+    val_every: Count
+    slack: NotNegative
+    patience: Count
+    log_every: Count
+    checkpoint_every: Count
+
+
+@dataclass
+class LearnedFilter(TrainedFilter):
+    lam: Positive
+    targets: Literal["fourier", "cholesky"]
+    n_fourier: Annotated[int, Range(2, most=10**6)]
+    scale: Positive
+    lams: Grid
+    scales: Grid
+    etas: Grid
+    coarse_scales: Grid
+    chunk: Count
+
+
+@dataclass
+class LSTMFilter(TrainedFilter):
+    window: Annotated[int, Range(1, most=10**6)]
+    hidden: Annotated[int, Range(1, most=10**5)]
+
+
+@dataclass
+class Named:
+    name: Name
+
+
+# ------------------------------------------------------------------------- encoder, trainer, logger
+
+Units = Annotated[int, Range(1, most=10**5)]  # of a layer
+
+
+@dataclass
+class Encoder:
+    n_features: Units
+    dropout: Dropout
+
+
+@dataclass
+class CNN(Encoder):
+    channels: Units
+    n_maps: Units
+    hidden: Units
+
+
+@dataclass
+class MLP(Encoder):
+    hidden: list[Units]
+
+
+@dataclass
+class Trainer:
+    accelerator: Literal["auto", "cpu", "gpu"]
+    devices: Annotated[int, Range(1, most=10**5)] | Literal["auto"]
+    precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
+    threads: Annotated[int, Range(1, most=1024)]
+
+
+@dataclass
+class ParallelTrainer(Trainer):
+    timeout: Annotated[int, Range(1, most=10**6)]
+
+
+@dataclass
+class TensorBoardLogger:
+    name: Literal["tensorboard"]
+    version: str | int
+
+
+@dataclass
+class CSVLogger:
+    name: Literal["csv"]
+    version: str | int
+
+
+@dataclass
+class Target:
+    """Hydra's own keys of anything that is built."""
+
+    _target_: Annotated[str, Length(), Described("the name of a class, like kbr.Laplace")]
+    _partial_: bool
+    _recursive_: bool
+    _convert_: Literal["none", "partial", "object", "all"]
+    _args_: list[Any]
+
+
+OPTIONS: dict[str, type] = {
+    "train": Train,
+    "train/figure": Figure,
+    "evaluate": Evaluate,
+    "evaluate/data": EvaluateData,
+    "data/gaussian": Gaussian,
+    "data/rotation": Ring,
+    "data/oscillatory": Ring,
+    "data/dsprites": DSprites,
+    "data/dmlab": Heading,
+    "data/npz": OwnData,
+    "trainer/auto": Trainer,
+    "trainer/cpu": Trainer,
+    "trainer/gpu": Trainer,
+    "trainer/ddp": ParallelTrainer,
+    "trainer/ddp_cpu": ParallelTrainer,
+}
+TARGETS: dict[str, type] = {
+    "kbr.app.methods.KernelMethod": KernelMethod,
+    "kbr.app.refined.RefinedMethod": RefinedMethod,
+    "kbr.app.methods.ModelMethod": ModelMethod,
+    "kbr.app.learned.TrainedMethod": TrainedMethod,
+    "kbr.app.oracle.OracleMethod": Named,
+    "kbr.ImportanceWeightedRule": Rule,
+    "kbr.OriginalRule": OriginalRule,
+    "kbr.ParticleFilter": ParticleFilter,
+    "kbr.training.learned_filter.LearnedFilter": LearnedFilter,
+    "kbr.training.lstm_filter.LSTMFilter": LSTMFilter,
+    "kbr.training.encoders.SoftArgmaxCNN": CNN,
+    "kbr.training.encoders.MLP": MLP,
+    "kbr.training.encoders.ResNet": Encoder,
+    "lightning.pytorch.loggers.TensorBoardLogger": TensorBoardLogger,
+    "lightning.pytorch.loggers.CSVLogger": CSVLogger,
+}

@@ -1,0 +1,117 @@
+"""Settings that the command line gives and the chosen data and model do not use."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from kbr.core.errors import KbrError
+
+KERNEL = ("kbr.app.methods.KernelMethod", "kbr.app.refined.RefinedMethod")
+TRAINED = "kbr.app.learned.TrainedMethod"
+POSTERIOR = "kbr.app.problems.PosteriorMean"
+FILTER_KEYS = ("lam_transition", "scales", "widths", "lams", "etas", "engine")
+HARDWARE = ("trainer.accelerator", "trainer.devices", "trainer.precision", "trainer.timeout")
+
+Unused = tuple[str, str]  # a key, and why nothing uses it
+
+
+def check_use(
+    script: str,
+    values: Mapping[str, Any],
+    choices: Mapping[str, str | None],
+    overrides: Sequence[str],
+) -> None:
+    """An error for a setting of the command line that changes nothing."""
+    unused = wasted(values, choices) if script == "train" else wasted_in_evaluation(values)
+    if found := _first_given(values, overrides, unused):
+        raise KbrError(f"{found[0]} is not used here: {found[1]}.")
+
+
+def idle_note(values: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
+    """A word on parts that the model has no use for."""
+    found = _first_given(values, overrides, idle(values))
+    return found and f"{found[0]} is not used: {found[1]}"
+
+
+def wasted(values: Mapping[str, Any], choices: Mapping[str, str | None]) -> Iterator[Unused]:
+    """Keys without effect on the result that one would expect an effect of: to be refused."""
+    data, model = values["data"], values["model"]
+    if values["figure"] is None:
+        yield "quick", "it shortens experiments. Lower trials or data.n_train"
+    if choices.get("data") == "dsprites" and data["source"] == "rendered":
+        yield "data.path", "data.source=rendered draws the sprites. Set data.source=file"
+    if choices.get("data") == "dmlab" and data["frames"] is not None:
+        for name in ("maze_seed", "n_frames", "cache"):
+            yield f"data.{name}", "it is for drawn frames, and data.frames names a file"
+    if model.get("_target_") in KERNEL:
+        yield "model.rule.lam", "set model.lam"
+        yield from _of_kernel(model, _is_posterior(data))
+    if model.get("_target_") == TRAINED:
+        yield from _of_training(model["filter"])
+
+
+def _of_kernel(model: Mapping[str, Any], posterior: bool) -> Iterator[Unused]:
+    if posterior:
+        for name in FILTER_KEYS:
+            yield f"model.{name}", "it is for filters, and this data has no dynamics"
+    else:
+        yield "model.tune", "it is for data=gaussian; filters are always tuned"
+    if posterior and model.get("tune"):
+        for name in ("lam", "eta"):
+            yield f"model.{name}", "model.tune=true chooses it"
+    elif not posterior:
+        for name in ("lam", "eta"):
+            if model.get(name) is not None:
+                yield f"model.{name}s", f"model.{name} is given"
+    if model.get("true_ratio"):
+        why = f"model={model['name']} is given the true ratio"
+        for name in ("eta", "etas", "lam_transition", "rule.ratio"):
+            yield f"model.{name}", why
+
+
+def _of_training(filter_: Mapping[str, Any]) -> Iterator[Unused]:
+    if filter_.get("dropout") is not None:
+        yield "encoder.dropout", "model.filter.dropout takes its place"
+    if filter_.get("targets") == "cholesky":
+        yield "model.filter.n_fourier", "model.filter.targets=cholesky draws no features"
+
+
+def idle(values: Mapping[str, Any]) -> Iterator[Unused]:
+    """Parts that a model without a network has no use for: worth a word, not a refusal."""
+    if values["model"].get("_target_") in (*KERNEL, "kbr.app.methods.ModelMethod"):
+        for name in ("encoder", "logger", *HARDWARE):
+            yield name, f"model={values['model']['name']} trains no network"
+
+
+def wasted_in_evaluation(values: Mapping[str, Any]) -> Iterator[Unused]:
+    if values["run"] is not None:
+        yield "out", "results of run= are written into the run folder"
+    if values["report"] is not None:
+        for name in ("device", "data.seed"):
+            yield name, "report= runs no model"
+
+
+def _first_given(
+    values: Mapping[str, Any], overrides: Sequence[str], unused: Iterable[Unused]
+) -> Unused | None:
+    """The first unused key that the command line sets to something, itself or a part of it."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    keys = [one.key_or_group for one in parsed if not one.is_delete()]
+    for name, why in unused:
+        for key in keys:
+            if (key == name or key.startswith(f"{name}.")) and _holds(values, key):
+                return key, why
+    return None
+
+
+def _holds(values: Any, key: str) -> bool:
+    """Whether a key holds something: neither null nor false."""
+    for name in key.split("."):
+        values = values.get(name) if isinstance(values, Mapping) else None
+    return values is not None and values is not False
+
+
+def _is_posterior(data: Mapping[str, Any]) -> bool:
+    problem = data.get("problem")
+    return isinstance(problem, Mapping) and problem.get("_target_") == POSTERIOR
