@@ -24,9 +24,9 @@ CORE := $(addprefix tests/test_,rules.py ratios.py linalg.py kernels.py features
 	uncertainty.py units.py compress.py large.py refined.py likelihood_free.py inputs.py)
 
 test-cpus: $(READY)  ## the core's tests as other CPUs round: other instructions, one and two threads
-	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE KBR_TEST_THREADS=2 \
+	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 \
 		$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(CORE)
-	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 KBR_TEST_THREADS=1 \
+	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(CORE)
 
 test-slow: $(READY)  ## statistical checks and whole experiments

@@ -3,8 +3,7 @@
 import os
 
 # Spinning threads on a shared machine cost minutes; `make test-cpus` asks for two.
-THREADS = int(os.environ.get("KBR_TEST_THREADS", "1"))
-os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import torch  # noqa: E402  (after the hook and the thread count)
 
 @pytest.fixture(autouse=True)
 def _threads() -> None:
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture

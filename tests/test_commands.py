@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from kbr.app.shell import quoted
 
 import kbr
 from kbr.app import inspect_data
 from kbr.app.methods import KernelMethod
 from kbr.app.problems import Filtering, PosteriorMean
-from kbr.app.shell import quoted
 from kbr.core.datasets.gaussian import GaussianTask
 from kbr.core.errors import KbrError
 

@@ -16,7 +16,7 @@ from kbr.app.config.check import Check, arguments, check_config, hints
 from kbr.app.config.errors import composition_error
 from kbr.app.config.schema import OPTIONS, TARGETS
 from kbr.app.config.sweep_check import cells
-from kbr.app.job import construct
+from kbr.app.trusted import construct
 from kbr.core.errors import KbrError
 
 GROUPS = ("data", "model", "encoder", "trainer", "logger", "debug", "experiment")
@@ -117,7 +117,7 @@ def test_the_config_files_pass_themselves(option):
 def test_every_key_of_every_file_is_declared(file):
     """A key that is new in a yaml needs a line in the schema."""
     looked = Check(file.script, file.config, file.hydra)
-    for key, value in file.keys():
+    for key, value in file.keys():  # noqa: SIM118
         built = key.startswith("data.problem.") and OmegaConf.is_dict(value)
         assert built or looked.declared(key) is not None, f"{key} is not in the schema"
 
@@ -159,7 +159,7 @@ def wrong_values(key: str, value: Any) -> list[Any]:
 
 
 def test_any_wrong_value_of_any_key_is_one_line_with_key_expected_and_got(file):
-    for key, value in file.keys():
+    for key, value in file.keys():  # noqa: SIM118
         for wrong in wrong_values(key, value):
             if wrong is None and key in MAY_BE_NULL:
                 continue
@@ -173,7 +173,7 @@ def test_any_wrong_value_of_any_key_is_one_line_with_key_expected_and_got(file):
 def test_a_misspelt_key_is_one_line_that_names_the_right_one(file):
     """With a + before it, as Hydra used to advise, for all keys; as it is typed, for one a file."""
     typed = False
-    for key, value in file.keys():
+    for key, value in file.keys():  # noqa: SIM118
         path, _, name = key.rpartition(".")
         wrong = f"{path}.{name[0]}{name[2:3]}{name[1:2]}{name[3:]}".lstrip(".")
         if name.startswith("_") or wrong == key or OmegaConf.select(file.config, wrong) is not None:

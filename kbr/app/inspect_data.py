@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from kbr.app.cli import CONFIGS, piped, stop, version_line
-from kbr.app.config.unknown import did_you_mean
 from kbr.app.commands import quoted
+from kbr.app.config.unknown import did_you_mean
 from kbr.core.errors import KbrError
 
 WIDTH = 80

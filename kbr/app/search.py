@@ -24,9 +24,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from kbr.app.cli import CONFIGS, piped, stop, version_line
+from kbr.app.commands import quoted
 from kbr.app.config.check import check_config
 from kbr.app.config.errors import composition_error
-from kbr.app.commands import quoted
 from kbr.core.errors import Diverged, KbrError, Preempted
 
 # Searched where the config has the key and the command line names no range of its own.
@@ -159,10 +159,10 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 
 def _task(config: DictConfig) -> tuple[Any, Any, str]:
     """The data, the method that is trained on them, and the name of its validation error."""
-    from kbr.app.trusted import build
     from kbr.app.learned import TrainedMethod
     from kbr.app.own.problem import OwnData
     from kbr.app.problems import PosteriorMean
+    from kbr.app.trusted import build
 
     problem, method = build(config, trusted=None)
     if not isinstance(method, TrainedMethod) or isinstance(problem, PosteriorMean):

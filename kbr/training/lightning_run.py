@@ -8,7 +8,7 @@ from typing import Any
 import lightning
 
 from kbr.core import checkpoint
-from kbr.core.errors import Diverged, KbrError, Preempted, WorkerLost
+from kbr.core.errors import Diverged, Preempted, WorkerLost
 from kbr.training.callbacks import KeepBest
 from kbr.training.curves import Curves
 from kbr.training.data import SequenceData
