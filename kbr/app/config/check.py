@@ -1,12 +1,12 @@
 """The whole composed config is checked before any work: its keys, their values, who reads them."""
 
 import inspect
-import pydoc
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.types import RunMode
@@ -162,11 +162,9 @@ class Check:
         target = node["_target_"]
         check_value(f"{path}._target_", target, hints(Target)["_target_"])
         try:
-            found = pydoc.locate(target)
-        except pydoc.ErrorDuringImport as error:
-            raise KbrError(f"{path}._target_={target}: {first_line(error)}.") from error
-        if found is None:
-            raise KbrError(f"{path}._target_={target} is not there: Python finds no such class.")
+            found = resolve_name(target)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise KbrError(f"{path}._target_={target} is not there: {first_line(error)}.") from error
         return arguments(found, any_too=target not in TARGETS)
 
     def _is_read(self, key: str) -> bool:

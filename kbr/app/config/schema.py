@@ -346,6 +346,6 @@ TARGETS: dict[str, type] = {
     "kbr.training.encoders.SoftArgmaxCNN": CNN,
     "kbr.training.encoders.MLP": MLP,
     "kbr.training.encoders.ResNet": Encoder,
-    "lightning.pytorch.loggers.TensorBoardLogger": TensorBoardLogger,
-    "lightning.pytorch.loggers.CSVLogger": CSVLogger,
+    "kbr.training.curves.Curves": TensorBoardLogger,
+    "kbr.training.loggers.KeptCSVLogger": CSVLogger,
 }
