@@ -73,7 +73,7 @@ class File:
         path = Path(CONFIGS) / group / f"{name}.yaml" if name else Path(CONFIGS) / f"{option}.yaml"
         self.content = OmegaConf.to_container(OmegaConf.load(path))
 
-    def keys(self) -> Iterator[tuple[str, Any]]:
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
         """All keys that the file sets, and what each comes to."""
         return self._keys(self.content, self.top)
 
@@ -117,7 +117,7 @@ def test_the_config_files_pass_themselves(option):
 def test_every_key_of_every_file_is_declared(file):
     """A key that is new in a yaml needs a line in the schema."""
     looked = Check(file.script, file.config, file.hydra)
-    for key, value in file.keys():
+    for key, value in file:
         built = key.startswith("data.problem.") and OmegaConf.is_dict(value)
         assert built or looked.declared(key) is not None, f"{key} is not in the schema"
 
@@ -159,7 +159,7 @@ def wrong_values(key: str, value: Any) -> list[Any]:
 
 
 def test_any_wrong_value_of_any_key_is_one_line_with_key_expected_and_got(file):
-    for key, value in file.keys():
+    for key, value in file:
         for wrong in wrong_values(key, value):
             if wrong is None and key in MAY_BE_NULL:
                 continue
@@ -173,7 +173,7 @@ def test_any_wrong_value_of_any_key_is_one_line_with_key_expected_and_got(file):
 def test_a_misspelt_key_is_one_line_that_names_the_right_one(file):
     """With a + before it, as Hydra used to advise, for all keys; as it is typed, for one a file."""
     typed = False
-    for key, value in file.keys():
+    for key, value in file:
         path, _, name = key.rpartition(".")
         wrong = f"{path}.{name[0]}{name[2:3]}{name[1:2]}{name[3:]}".lstrip(".")
         if name.startswith("_") or wrong == key or OmegaConf.select(file.config, wrong) is not None:

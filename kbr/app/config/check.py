@@ -55,9 +55,7 @@ class Check:
     hydra: Any
 
     def run(self) -> None:
-        self._walk(
-            "", self.written, None
-        )  # what a wrong value would do to others is not of interest
+        self._walk("", self.written, None)  # first, so that nothing is computed from wrong values
         self._walk("", self.written, self.values)
 
     @cached_property
