@@ -135,7 +135,8 @@ def looked_up(target: str) -> Any:
 
 
 def test_the_schema_has_no_file_that_is_not_there():
-    names = {name for name in OPTIONS if name not in ("train/figure", "evaluate/data")}
+    parts = ("train/figure", "evaluate/data", "data/*", "trainer/*")
+    names = {name for name in OPTIONS if name not in parts}
     assert all((Path(CONFIGS) / f"{name}.yaml").is_file() for name in names)
 
 
@@ -332,3 +333,32 @@ def _said(config: DictConfig) -> str:
     except KbrError as error:
         return str(error)
     return ""
+
+
+def test_a_data_set_of_the_users_own(tmp_path):
+    """Its keys are those that its problem refers to; their types are those of the class."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "ring.yaml").write_text(
+        """
+name: ring
+n_train: 50
+speed: 0.3
+problem:
+  _target_: kbr.app.problems.Filtering
+  name: ${data.name}
+  n_train: ${data.n_train}
+  n_test: 20
+  task: {_target_: kbr.core.datasets.dynamics.Rotation, omega: "${data.speed}"}
+"""
+    )
+    own = ["data=ring", "model=iw", f"hydra.searchpath=[file://{tmp_path}]"]
+    check(*own, "data.speed=0.1", "+data.problem.task.sigma_x=0.1")
+    for override, says in (
+        ("data.speed=fast", "data.speed must be a number; got 'fast'"),
+        ("data.n_train=1.5", "data.n_train must be a whole number; got 1.5"),
+        ("+data.sped=1", r"data.sped is no key of data=ring. Did you mean data.speed\?"),
+        ("+data.problem.task.sigm_x=1", r"Did you mean data.problem.task.sigma_x\?"),
+        ("data.problem=3", "data.problem must be a mapping"),
+    ):
+        with pytest.raises(KbrError, match=says):
+            check(*own, override)
