@@ -150,7 +150,7 @@ def test_ridges_and_ratios_given_for_the_posterior_mean_are_used():
     other = outcome(rule=rule(ratio=kbr.RuLSIF(eta=0.1)))
     assert not torch.allclose(other.mean, usual.mean)
     assert other.chosen["eta"].isnan().all()
-    with pytest.raises(KbrError, match="model.eta is the ridge of KuLSIF"):
+    with pytest.raises(KbrError, match=r"model.eta is the ridge of KuLSIF"):
         outcome(rule=rule(ratio=kbr.RuLSIF(eta=0.1)), eta=0.1)
     wide = outcome(rule=rule(kernel_x=kbr.Gaussian(scale=3.0)))
     assert wide.chosen["scale_x"].tolist() == [3.0, 3.0]

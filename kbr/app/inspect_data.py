@@ -103,11 +103,11 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
             output = Path(value)
         elif key in known and mark:
             try:
-                value = OverridesParser.create().parse_overrides([setting])[0].value()
+                found = OverridesParser.create().parse_overrides([setting])[0].value()
             except HydraException as error:
                 raise composition_error(error, [setting]) or error from None
-            check_value(f"data.{key}", value, hints(OwnData)[key])
-            config.data[key] = value
+            check_value(f"data.{key}", found, hints(OwnData)[key])
+            config.data[key] = found
         else:
             meant = did_you_mean(key, known) or f"Give key=value with {', '.join(known)}."
             raise KbrError(f"'{setting}' is no setting. {meant}")

@@ -203,7 +203,7 @@ def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> f
                 trainer={**settings, "callbacks": watch},
             )
         errors.append(method.filter.val_mse)
-    return sum(errors) / len(errors)
+    return float(sum(errors) / len(errors))
 
 
 def _pruner(trial: Any) -> Any:

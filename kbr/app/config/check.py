@@ -55,9 +55,7 @@ class Check:
     hydra: Any
 
     def run(self) -> None:
-        self._walk(
-            "", self.written, None
-        )  # what a wrong value would do to others is not of interest
+        self._walk("", self.written, None)  # first, so that nothing is computed from wrong values
         self._walk("", self.written, self.values)
 
     @cached_property
@@ -86,8 +84,8 @@ class Check:
         """Check the keys of a part; without values, those that refer to no other key."""
         kinds = self._kinds(path, texts)
         self._check_present(path, texts)
-        for name, text in texts.items():
-            key = f"{path}.{name}" if path else str(name)
+        for name in sorted(texts, key=lambda one: one not in kinds):  # what is declared first
+            key, text = f"{path}.{name}" if path else str(name), texts[name]
             kind = kinds.get(str(name)) or self._kind(key, texts)
             refers = isinstance(text, str) and "${" in text
             copied = COPY.fullmatch(text) if refers else None
@@ -107,8 +105,9 @@ class Check:
 
     def _option(self, path: str) -> type | None:
         """The class of the config file that gives this part."""
-        name = f"{path}/{self.choices[path]}" if path in self.choices else f"{self.script}/{path}"
-        return OPTIONS.get(name.rstrip("/"))
+        if path in self.choices:
+            return OPTIONS.get(f"{path}/{self.choices[path]}") or OPTIONS.get(f"{path}/*")
+        return OPTIONS.get(f"{self.script}/{path}".rstrip("/"))
 
     def _check_present(self, path: str, node: Mapping[str, Any]) -> None:
         declared = self._option(path)

@@ -1,7 +1,7 @@
 """What every key of every config file may hold.
 
 OPTIONS: a class for each config file whose keys kbr reads by name (`data/rotation`, `trainer/cpu`);
-         all must be there but those with a default.
+         all must be there but those with a default. `data/*` is for files of the user's own.
 TARGETS: a class for each `_target_` that config files name, with the keys that are its arguments.
 Keys of other targets, a user's own class say, are checked against its signature instead; a value
 `${data.omega}` is checked as `data.omega`.
@@ -80,6 +80,14 @@ class EvaluateData:
 
 
 # --------------------------------------------------------------------------------------------- data
+
+
+@dataclass
+class Task:
+    """A data set of the user's own; its other keys are those that `problem` refers to."""
+
+    name: Name
+    problem: Node
 
 
 @dataclass
@@ -293,6 +301,13 @@ class ParallelTrainer(Trainer):
 
 
 @dataclass
+class OwnTrainer(Trainer):
+    """Of the user's own: parallel with a timeout, else not."""
+
+    timeout: Annotated[int, Range(1, most=10**6)] | None = None
+
+
+@dataclass
 class TensorBoardLogger:
     name: Literal["tensorboard"]
     version: str | int
@@ -320,12 +335,14 @@ OPTIONS: dict[str, type] = {
     "train/figure": Figure,
     "evaluate": Evaluate,
     "evaluate/data": EvaluateData,
+    "data/*": Task,
     "data/gaussian": Gaussian,
     "data/rotation": Ring,
     "data/oscillatory": Ring,
     "data/dsprites": DSprites,
     "data/dmlab": Heading,
     "data/npz": OwnData,
+    "trainer/*": OwnTrainer,
     "trainer/auto": Trainer,
     "trainer/cpu": Trainer,
     "trainer/gpu": Trainer,

@@ -21,7 +21,7 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:
-    """The likeliest of the known words: the same name further down, one beside it, one elsewhere."""
+    """The likeliest of the known words: the same name further down, or a like one."""
     parent, _, last = word.rpartition(".")
     group = word.partition(".")[0] + "." if parent else ""
     shortest_last = sorted(known, key=lambda key: -key.count("."))
