@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from kbr.app import cli, folder_claim
+from kbr.app import cli, folder_claim, job
 from kbr.app.commands import command, resume_command, setting
 from kbr.app.folder_claim import claim
 from kbr.app.job import objective, trial_seeds
@@ -243,6 +244,28 @@ def test_sweepers_minimise_the_validation_error():
     assert objective({"test/mse": 1.0, "chosen/lam": 3.0}) is None
 
 
+def cell(folder: Path, *overrides: str) -> float | None:
+    """What a sweeper that searches gets from one of its cells."""
+    config = composed(*overrides, "debug=smoke", "trainer=cpu", f"hydra.sweep.dir={folder}")
+    OmegaConf.set_readonly(config.hydra, False)
+    config.hydra.sweeper = {"_target_": "some.Search"}
+    HydraConfig.instance().set_config(config)
+    del config._content["hydra"]
+    try:
+        return job._run(config, folder, sweeping=True)
+    finally:
+        HydraConfig.instance().cfg = None
+
+
+def test_a_search_gets_the_validation_error_or_is_refused(by_clock, tmp_path):
+    found = cell(tmp_path / "iw", "data=rotation", "model=iw")
+    metrics = json.loads((tmp_path / "iw" / "metrics.json").read_text())
+    assert found == metrics["val/mse"] != metrics["test/mse"]
+    with pytest.raises(KbrError, match=r"model=ekf on data=rotation has no validation error"):
+        cell(tmp_path / "ekf", "data=rotation", "model=ekf")
+    assert not (tmp_path / "ekf" / "run.json").exists()
+
+
 def begun(folder: Path, *overrides: str) -> None:
     """As a training leaves its folder that was killed after its first checkpoint."""
     written(folder, *overrides)
@@ -305,7 +328,7 @@ def test_a_resume_that_is_refused_changes_nothing(by_clock, tmp_path):
 def test_ctrl_c_and_the_printed_command_goes_on(tmp_path):
     """A name that needs quotes, two trials, and settings that stand in the folder alone."""
     folder = tmp_path / "a b,c=d"
-    stopped = start(*SMALL, "model.filter.epochs=60", setting("hydra.run.dir", folder))
+    stopped = start(*SMALL, "model.filter.epochs=40", setting("hydra.run.dir", folder))
     wait_for(lambda: list(folder.glob("seed_1/checkpoints/last.ckpt")), stopped)
     os.killpg(stopped.pid, signal.SIGINT)
     _, errors = stopped.communicate(timeout=120)
