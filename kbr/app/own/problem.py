@@ -97,7 +97,10 @@ class OwnData:
             max_gap=None if self.parts.sampling is None else self.parts.sampling.limit,
             source={
                 "sequence": source.sequence or "sequence",
+                "several": recording.ids is not None,
                 "time": source.time or "time",
+                "dates": recording.time_unit == "s" if recording.time is not None else None,
+                "decimal": source.decimal,
                 "file": source.file,
                 "resize": None if source.resize is None else list(source.resize),
                 "channels": source.channels,
