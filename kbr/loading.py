@@ -45,8 +45,9 @@ def load_filter(run: str | Path, *, trial: int = 0) -> Any:
             path, units=units
         )
     if kind == REFINED:
-        state = trial_state(content["refined"], trial)
-        return RefinedFilter.from_state({**state, "filter": _with_units(state["filter"], path)})
+        refined = trial_state(content["refined"], trial)
+        with_units = {**refined, "filter": _with_units(refined["filter"], path)}
+        return RefinedFilter.from_state(with_units)
     if kind not in (KIND, RUN_KIND):
         raise KbrError(
             f"{path} holds {kind}, which is no filter. Filters are "
@@ -109,7 +110,7 @@ def _older_units(path: Path) -> Units | None:
     try:
         record = json.loads(found[0].read_text())
         image = len(record["shape"]) == 3
-        scalings = [_scaling(record["scale_x"], image), _scaling(record["scale_z"], False)]
+        scale_x, scale_z = _scaling(record["scale_x"], image), _scaling(record["scale_z"], False)
         names = [tuple(map(str, record[key])) for key in ("x", "z", "labels")]
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise KbrError(
@@ -118,7 +119,8 @@ def _older_units(path: Path) -> Units | None:
         ) from error
     warnings.warn(f"{path} {OLD_RUN}", stacklevel=3)
     none = {"sequence": None, "time": None}
-    return Units(*scalings, None if image else names[0], names[1], labels=names[2], source=none)
+    x_names = None if image else names[0]
+    return Units(scale_x, scale_z, x_names, names[1], labels=names[2], source=none)
 
 
 def _scaling(record: Mapping[str, Any], image: bool) -> Scaling:

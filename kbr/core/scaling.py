@@ -89,8 +89,17 @@ class Scaling:
         )
         return cls(centre, width)
 
-    def apply(self, values: Tensor) -> Tensor:
+    def apply(self, values: Tensor, name: str = "z") -> Tensor:
         """Recorded values [*b ... d] in inner coordinates, in float64; NaN stays NaN."""
+        own = self.mean.shape[self.batch :]
+        if own:  # a column too few would be repeated without a word
+            count = own[0] - sum(self.circular)
+            if values.ndim < len(own) or values.shape[-len(own)] != count:
+                kind = "channel(s)" if len(own) > 1 else "column(s)"
+                raise KbrError(
+                    f"observations and latents need the shape they had in training: {name} has "
+                    f"{count} {kind}; got shape {list(values.shape)}."
+                )
         inner = _unroll(values.double(), self.circular, self.turn)
         return (inner - self._wide(self.mean, inner)) / self._wide(self.scale, inner)
 

@@ -53,12 +53,7 @@ class Units:
         if isinstance(x, FileRows):
             return x.scaled(self.x.mean, self.x.scale)
         tensor = as_tensor(x, name="x").to(self.x.mean.device)
-        columns = len(self.x.circular)
-        if columns and (tensor.ndim == 0 or tensor.shape[-1] != columns):
-            raise KbrError(
-                f"x must have {columns} columns, as in training; got shape {list(tensor.shape)}."
-            )
-        return self.x.apply(tensor)
+        return self.x.apply(tensor, "x")
 
     def column(self, key: str) -> str | None:
         """The column of sequence ids or of time stamps: by its name in training, or `key`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from kbr.app.own.findings import some_of
 from kbr.app.own.read import Source
-from kbr.app.own.recording import Recording
+from kbr.app.own.recording import KEEP, Recording
 from kbr.core.errors import KbrError
 from kbr.core.units import Units
 
@@ -53,7 +53,7 @@ def read_new(units: Units, path: str | Path, keys: Mapping[str, Any]) -> Recordi
         z=units.z_names,
         needs_z=False,
         may_lack=[key for key in BORDERS if key not in given],
-        **{"channels": "first", **known, **columns, **given},
+        **{"channels": KEEP, **known, **columns, **given},
     )
     called = (columns["sequence"] or "sequence", columns["time"] or "time")
     return replace(source.read(), called=called)

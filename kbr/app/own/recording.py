@@ -14,6 +14,7 @@ from kbr.core.sampling import Sampling, longer, sampling_of
 
 SMALLEST_IMAGE = 4  # pixels; arrays with a shorter side are flattened to vectors
 CHANNELS = (1, 3, 4)
+KEEP = "keep"  # for filters trained on arrays in Python: observations stay as they are
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -155,10 +156,12 @@ def _missing(x: np.ndarray) -> np.ndarray:
 
 def as_observations(x: np.ndarray, channels: str) -> np.ndarray:
     """[T, dx] or [T, c, h, w] from [T], [T, dx], [T, h, w], [T, h, w, c], [T, c, h, w]."""
-    if channels not in ("auto", "first", "last"):
+    if channels not in ("auto", "first", "last", KEEP):
         raise KbrError(f"data.channels must be auto, first or last; got {channels!r}.")
     if x.ndim == 1:
         return x[:, None]
+    if channels == KEEP:
+        return x
     if x.ndim == 3 and min(x.shape[1:]) >= SMALLEST_IMAGE:
         return x[:, None]
     if x.ndim == 4:
