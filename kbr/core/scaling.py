@@ -92,7 +92,7 @@ class Scaling:
     def apply(self, values: Tensor, name: str = "z") -> Tensor:
         """Recorded values [*b ... d] in inner coordinates, in float64; NaN stays NaN."""
         own = self.mean.shape[self.batch :]
-        if own:  # a column too few would be repeated without a word
+        if len(own) in (1, 3):  # a column too few would be repeated without a word
             count = own[0] - sum(self.circular)
             if values.ndim < len(own) or values.shape[-len(own)] != count:
                 kind = "channel(s)" if len(own) > 1 else "column(s)"

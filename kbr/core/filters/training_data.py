@@ -53,7 +53,7 @@ def training_data(
     observed = flat.reshape(*flat.shape[:-1], *shape)
     if units is None:
         units = _units(observed, latents, names, circular, full_turn(angle_unit), standardize, gap)
-    inner = units.x.apply(observed).to(observed.dtype)
+    inner = units.x.apply(observed, "x").to(observed.dtype)
     batch = latents.ndim - 2
     return TrainingData(
         inner.flatten(batch + 1) if inner.ndim > batch + 2 else inner,
