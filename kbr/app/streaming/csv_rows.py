@@ -153,7 +153,7 @@ def _columns(
     lost = [name for name in names if name not in cells]
     raise KbrError(
         f"the first line must be numbers, or names among which are {', '.join(names)}; got "
-        f"{shown[:200]}.{did_you_mean(lost, cells)}"
+        f"{shown[:200]}. It has no {', '.join(map(repr, lost))}.{did_you_mean(lost, cells)}"
     )
 
 

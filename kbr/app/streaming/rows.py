@@ -74,11 +74,12 @@ def json_rows(file: TextIO, expected: Format, say: Say) -> Iterator[Row]:
         try:
             given = json.loads(text)
             if isinstance(given, dict):
+                row = _from_object(line, given, expected)
                 unused = _unused(given, expected)
                 if unused and not said:
                     say(f"entries not used: {', '.join(unused)}")
                     said = True
-                yield _from_object(line, given, expected)
+                yield row
             else:
                 yield expected.row(line, given, {})
         except KbrError as error:
