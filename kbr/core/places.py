@@ -40,6 +40,8 @@ def moment(time: Any, dates: bool | None = None) -> float:
     another unit than the longest step that is no gap.
     """
     value = time.item() if isinstance(time, np.generic) and time.dtype.kind in "uif" else time
+    if is_blank(value):
+        raise KbrError("the row has no time. Fill it.")
     number = _number(value)
     if number is not None:
         if dates:
@@ -67,7 +69,7 @@ def is_gap(before: float, now: float, limit: float) -> bool:
             f"time must grow from row to row of a sequence; got {now:.15g} after {before:.15g}. "
             "Sort the rows by time, or name the sequences."
         )
-    return bool(longer(np.asarray(now - before), limit, np.asarray(now)))
+    return bool(longer(np.array([now - before]), limit, np.array([now])).all())
 
 
 def cut(rows: np.ndarray, times: np.ndarray | None, limit: float | None) -> list[np.ndarray]:

@@ -20,6 +20,7 @@ from kbr.core.named_columns import is_table, names_of, numbers
 from kbr.core.places import Place, cut, grouped, is_gap, label, moments, place_of
 from kbr.core.scaling import Scaling
 
+ABSENT = object()
 X = "x"  # the name under which a table may hold whole observations, such as frames
 
 
@@ -53,6 +54,9 @@ class Units:
         if isinstance(x, FileRows):
             return x.scaled(self.x.mean, self.x.scale)
         tensor = as_tensor(x, name="x").to(self.x.mean.device)
+        own = self.x.mean.shape[self.x.batch :]
+        if len(own) == 3 and own[0] == 1 and (tensor.ndim == 2 or tensor.shape[-3] != 1):
+            tensor = tensor.unsqueeze(-3)  # grey frames may come without their one channel
         return self.x.apply(tensor, "x")
 
     def column(self, key: str) -> str | None:
@@ -63,7 +67,8 @@ class Units:
 
     def place(self, row: Any) -> Place:
         """Sequence and time that a row of named columns states; None where it says nothing."""
-        return place_of(*self._borders(row), self.source.get("dates"))
+        sequence, time = self._borders(row)
+        return place_of(sequence, time, self.source.get("dates"))
 
     def starts_anew(self, before: Place, now: Place) -> bool:
         """Whether a sequence ends between two places: by its name, or by a gap in time."""
@@ -84,12 +89,13 @@ class Units:
         return [part for group in groups for part in cut(group, given, self.max_gap)]
 
     def _borders(self, table: Any) -> tuple[Any, Any]:
-        """The columns of sequence ids and time stamps, None where they are not there."""
+        """The columns of sequence ids and time stamps, None where there are no such columns."""
         if not is_table(table):
             return None, None
         there = {str(name) for name in names_of(table)}
         names = (self.column(key) for key in ("sequence", "time"))
-        sequence, time = (table[name] if name in there else None for name in names)
+        found = (table[name] if name in there else ABSENT for name in names)
+        sequence, time = (None if v is ABSENT else "" if v is None else v for v in found)
         return sequence, time
 
     def to(self, device: str | torch.device) -> "Units":
