@@ -18,7 +18,13 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`lr_scheduler.step..` before",
 )
 MODELS = ["iw", "iw_nn", "iw_refined", "lstm"]
-FEW = ["model.filter.epochs=2", "model.filter.val_every=1"]
+FEW = ["model.filter.epochs=2", "model.filter.val_every=2"]
+SMALL = {
+    "vectors": ["encoder=mlp", "encoder.hidden=[16]", "encoder.n_features=8"],
+    "frames": ["encoder=cnn", "encoder.channels=4", "encoder.n_maps=4", "encoder.hidden=16"],
+}
+QUICK = ["model.scales=[1.0]", "model.lams=[0.01]"]
+GRIDS = ["+model.filter.scales=[0.5]", "+model.filter.lams=[0.01]", "model.filter.n_fourier=64"]
 NEW = drives(["q", "r"], seed=1001, rows=40)
 SHUFFLED = ["note", "bearing", "speed", "t", "loud", "run", "yaw", "faint"]
 ROWS = [dict(zip(NEW, row, strict=True)) for row in zip(*NEW.values(), strict=True)]
@@ -53,10 +59,12 @@ def trained(desk, request):
     if kind == "vectors":
         keys += ["data.x=[faint,loud,bearing]", "data.circular=[yaw,bearing]"]
     else:
-        keys += ["data.circular=[yaw]", *(["encoder=cnn"] if model in ("iw_nn", "lstm") else [])]
-    small = FEW if model in ("iw_nn", "lstm") else ["model.scales=[1.0]", "model.lams=[0.01]"]
-    small += ["model.steps=2"] if model == "iw_refined" else []
+        keys += ["data.circular=[yaw]"]
+    small = [*FEW, *SMALL[kind]] if model in ("iw_nn", "lstm") else QUICK
+    small = [*small, "model.steps=2"] if model == "iw_refined" else small
+    small = [*small, "model.compare_raw=false", *GRIDS] if model == "iw_nn" else small
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kbr.app.job.run_figures", lambda *_, **__: [], raising=False)
         words = ["data=npz", *keys, f"model={model}", *small, "logger=csv", "data.units={speed:m}"]
         command(patch, "train", *words, f"hydra.run.dir={folder}")
     return folder, kind
@@ -115,6 +123,8 @@ def test_every_way_gives_the_same_beliefs(desk, trained, monkeypatch, capsys):
         raw, _ = streamed(desk, run, input=str(desk / "new.csv"), cov="raw")
         assert_same(raw, (whole.mean, whole.raw_cov))
 
+    if run.name != "iw_vectors":  # pictures are looked at once
+        monkeypatch.setattr("kbr.app.evaluate_recording.run_figures", lambda *_: [])
     command(monkeypatch, "evaluate", f"run={run}", f"data.path={file}")
     said = capsys.readouterr().out
     assert "yaw [deg]" in said
@@ -129,8 +139,9 @@ def test_every_way_gives_the_same_beliefs(desk, trained, monkeypatch, capsys):
     metrics = json.loads((target / "metrics.json").read_text())
     rmse = np.sqrt(np.square(found["mean"] - found["truth"])[0].mean(0))
     assert metrics["test/rmse/speed [m]"] == pytest.approx(rmse[1])
-    drawn = {picture.stem for picture in (target / "figures").glob("*.png")}
-    assert drawn == {"trajectory", "error", "coverage", "pit", "ellipses"}
+    if run.name == "iw_vectors":
+        drawn = {picture.stem for picture in (target / "figures").glob("*.png")}
+        assert drawn == {"trajectory", "error", "coverage", "pit", "ellipses"}
 
 
 def _moments(result):
@@ -146,13 +157,13 @@ def _json(row, frame):
 
 @pytest.fixture(scope="module")
 def vectors(desk, tmp_path_factory):
-    """A run on vectors, quickly made."""
+    """A run on vectors with a grid of one point."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     keys = ["data.x=[faint,loud,bearing]", "data.z=[yaw,speed]", "data.circular=[yaw,bearing]"]
     keys += [f"data.path={desk / 'train.csv'}", "data.sequence=run", "data.time=t", "logger=csv"]
     with pytest.MonkeyPatch.context() as patch:
-        small = ["model.scales=[1.0]", "model.lams=[0.01]", f"hydra.run.dir={folder}"]
-        command(patch, "train", "data=npz", "model=iw", *keys, *small)
+        patch.setattr("kbr.app.job.run_figures", lambda *_, **__: [], raising=False)
+        command(patch, "train", "data=npz", "model=iw", *keys, *QUICK, f"hydra.run.dir={folder}")
     return folder
 
 
@@ -174,6 +185,7 @@ def test_a_recording_without_truth_gives_beliefs_and_pictures(desk, vectors, mon
 
 def test_an_evaluation_of_other_data_is_kept(desk, vectors, monkeypatch, tmp_path):
     """The same file may be evaluated again; another one of its name gets a folder of its own."""
+    monkeypatch.setattr("kbr.app.evaluate_recording.run_figures", lambda *_: [])
     path = write_csv(tmp_path / "again.csv", NEW, SHUFFLED)
     for _ in range(2):
         command(monkeypatch, "evaluate", f"run={vectors}", f"data.path={path}")

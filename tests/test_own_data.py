@@ -18,8 +18,8 @@ import torch
 from kbr import KernelBayesFilter
 from kbr.app.evaluation import _fresh
 from kbr.app.own.findings import reading_notes
-from kbr.app.own.problem import OwnData
 from kbr.app.own.new import read_recording
+from kbr.app.own.problem import OwnData
 from kbr.app.own.read import Source
 from kbr.app.own.split import Splitting
 from kbr.core.errors import KbrError

@@ -12,7 +12,6 @@ from kbr.core.errors import KbrError
 from kbr.core.units import did_you_mean
 
 DELIMITERS = ",;\t"
-LONGEST = 1 << 24  # characters of one cell
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ def csv_rows(
             f"the filter takes frames {list(expected.shape)}, which CSV does not hold. Use JSON "
             "lines, npz or a folder of frames."
         )
-    csv.field_size_limit(LONGEST)
     lines = _Lines(file)
     first = next((text for text in lines if text.strip()), None)
     if first is None:
