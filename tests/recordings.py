@@ -7,6 +7,40 @@ from pathlib import Path
 import numpy as np
 
 from kbr.app import cli
+from kbr.app.own.problem import OwnData
+from kbr.app.own.read import Source
+from kbr.app.own.split import Splitting
+
+SPLIT = ("split", "test_share", "max_gap", "n_train", "n_test")
+OWN = ("circular", "angle_unit", "units")
+
+
+def own(path: Path, **keys) -> OwnData:
+    """The problem that data=npz builds from these keys."""
+    splitting = Splitting(**{k: keys.pop(k) for k in SPLIT if k in keys})
+    rest = {k: keys.pop(k) for k in OWN if k in keys}
+    return OwnData(name="npz", source=Source(path=str(path), **keys), splitting=splitting, **rest)
+
+
+def turning(rows: int = 200, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A noisy point on a circle: x [T, 2] and its angle in degrees [T, 1], in [0, 360)."""
+    rng = np.random.default_rng(seed)
+    angle = np.cumsum(0.3 + 0.1 * rng.normal(size=rows))
+    x = np.stack([np.cos(angle), np.sin(angle)], 1) + 0.2 * rng.normal(size=(rows, 2))
+    return x, np.degrees(angle)[:, None] % 360
+
+
+def saved(folder: Path, **arrays) -> Path:
+    path = folder / "my.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def table(folder: Path, text: str) -> Path:
+    path = folder / "log.csv"
+    path.write_text(text)
+    return path
+
 
 X, Z = ["faint", "loud", "bearing"], ["yaw", "speed"]
 GAP = 25  # a step of time, in rows, after which there is a gap

@@ -20,7 +20,7 @@ from kbr.core.file_rows import FileRows
 from kbr.core.filters.result import FilterResult, joined, mean_squared_error
 from kbr.core.filters.state_space import StateSpaceModel
 from kbr.core.memory import check_memory
-from kbr.core.scaling import Scaling, full_turn
+from kbr.core.scaling import TURNS, Scaling, full_turn
 from kbr.core.units import Units
 
 CONSTANT = (
@@ -63,7 +63,10 @@ class OwnData:
     val_name: ClassVar[str] = "val_mse_standardised"
 
     def __post_init__(self) -> None:
-        full_turn(self.angle_unit)
+        if self.angle_unit not in TURNS:
+            raise KbrError(
+                f"data.angle_unit must be degrees or radians; got {self.angle_unit!r}. Set it."
+            )
         object.__setattr__(self, "circular", listed(self.circular) or ())
 
     @cached_property
