@@ -51,6 +51,7 @@ PREEMPTED = 143  # exit code of a run that a signal stopped and that can go on: 
 SHOWN = (
     "val/mse",
     "val/mse_standardised",
+    "test/mse_standardised",
     "test/angular_error_degrees",
     "test/mse_of_zero",
     "test/mse_of_mean",
@@ -227,7 +228,8 @@ def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: fl
         line = with_error(metrics["test/mse"], metrics["test/mse_stderr"])
     shown = [name for name in SHOWN if name in metrics]
     width = max(map(len, ["test/mse  ", *shown]))
-    print(f"\n  {'test/mse':<{width}} {line}   ({seconds:.1f} s)")
+    summed = "   summed over columns of z" if len(outcome.labels or ()) > 1 else ""
+    print(f"\n  {'test/mse':<{width}} {line}   ({seconds:.1f} s){summed}")
     for name in shown:
         print(f"  {name:<{width}} {in_digits(metrics[name])}")
     for label in outcome.labels or ():
