@@ -87,6 +87,7 @@ __all__ = [  # noqa: RUF022  (grouped as a reader meets them)
     "FilterResult",
     "Calibration",
     "load_filter",
+    "read_recording",
     "Gaussian",
     "Laplace",
     "Matern32",
@@ -112,7 +113,15 @@ def load_filter(path: str | Path, *, trial: int = 0) -> Any:
 
     `trial` picks one of several. Nothing in the file is executed.
     """
-    return import_module("kbr.loading").load_filter(Path(path), trial=trial)
+    return import_module("kbr.loading").load_filter(path, trial=trial)
+
+
+def read_recording(path: str | Path, filt: Any = None, **keys: Any) -> Any:
+    """A recording (CSV, npz, folder of arrays or frames) as a table that `filt.filter` takes.
+
+    Columns are found by the names `filt` was trained on; see `kbr.app.own.new.read_recording`.
+    """
+    return import_module("kbr.app.own.new").read_recording(path, filt, **keys)
 
 
 def __getattr__(name: str) -> object:

@@ -1,7 +1,14 @@
 """One way to load any filter kbr writes; training code is imported only if a file needs it."""
 
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from kbr.core import checkpoint
 from kbr.core.errors import KbrError
@@ -9,37 +16,71 @@ from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.refined import KIND as REFINED
 from kbr.core.filters.refined import RefinedFilter, trial_state
 from kbr.core.filters.storage import KIND, RUN_KIND, member
+from kbr.core.scaling import Scaling
+from kbr.core.units import Units
 
 TRAINED = ("kbr.learned_filter", "kbr.lstm_filter")
+DATA = "data.json"  # of a run on own data
+WITHOUT_UNITS = (
+    "was written before filters kept their units, and no data.json of its run lies beside it. If "
+    "it was trained on own data, load the whole run folder, or train again."
+)
+OLD_RUN = (
+    "was written before filters kept their units: names and scaling are those of its data.json; "
+    "its columns of sequences and time are not known, so pass one sequence at a time."
+)
 
 
-def load_filter(path: Path, *, trial: int = 0) -> Any:
-    """The filter at `path`, by the kind its file states."""
-    path = _checkpoint(path, trial)
+def load_filter(run: str | Path, *, trial: int = 0) -> Any:
+    """The filter of a run folder, or of a file, by the kind its file states."""
+    path = checkpoint_of(run, trial)
     content = checkpoint.read(path)
     kind = content["kind"]
-    if kind == KIND:
-        return KernelBayesFilter.load(path)
-    if kind == RUN_KIND:
-        state = content.get("filter")
-        if not isinstance(state, dict):
-            raise KbrError(f"{path} is of a run without a filter (data=gaussian). Use another run.")
-        return KernelBayesFilter.from_state(member(state, trial))
-    if kind == REFINED:
-        return RefinedFilter.from_state(trial_state(content["refined"], trial))
     if kind in TRAINED:
         from kbr.training.learned_filter import LearnedFilter
         from kbr.training.lstm_filter import LSTMFilter
 
-        return next(cls for cls in (LearnedFilter, LSTMFilter) if cls.kind == kind).load(path)
-    raise KbrError(
-        f"{path} holds {kind}, which is no filter. Filters are "
-        f"{', '.join((KIND, RUN_KIND, REFINED, *TRAINED))}."
-    )
+        units = None if content.get("units") is not None else _older_units(path)
+        return next(c for c in (LearnedFilter, LSTMFilter) if c.kind == kind).load(
+            path, units=units
+        )
+    if kind == REFINED:
+        refined = trial_state(content["refined"], trial)
+        with_units = {**refined, "filter": _with_units(refined["filter"], path)}
+        return RefinedFilter.from_state(with_units)
+    if kind not in (KIND, RUN_KIND):
+        raise KbrError(
+            f"{path} holds {kind}, which is no filter. Filters are "
+            f"{', '.join((KIND, RUN_KIND, REFINED, *TRAINED))}."
+        )
+    state = content.get("filter")
+    if not isinstance(state, dict):
+        raise KbrError(f"{path} is of a run without a filter (data=gaussian). Use another run.")
+    if kind == KIND:
+        return KernelBayesFilter.from_state(state)
+    return KernelBayesFilter.from_state(_with_units(member(state, trial), path))
 
 
-def _checkpoint(path: Path, trial: int) -> Path:
+def identity(run: str | Path, *, trial: int = 0) -> str:
+    """A digest of the filter's content: two files of one filter have the same."""
+    content = checkpoint.read(checkpoint_of(run, trial))
+    found = hashlib.sha256(str(trial).encode())
+    for part in _parts({k: v for k, v in content.items() if k not in ("version", "kbr")}):
+        found.update(part)
+    return found.hexdigest()
+
+
+def knows_units(run: Path, *, trial: int = 0) -> bool:
+    """Whether the checkpoint itself says in which units its filter works."""
+    content = checkpoint.read(checkpoint_of(run, trial))
+    inner = content.get("refined", content)
+    state = inner.get("filter", inner)
+    return isinstance(state, dict) and state.get("units") is not None
+
+
+def checkpoint_of(run: str | Path, trial: int = 0) -> Path:
     """The file itself, or the checkpoint inside a run folder."""
+    path = Path(run)
     if not path.is_dir():
         return path
     best = Path("checkpoints") / "best.ckpt"
@@ -49,3 +90,62 @@ def _checkpoint(path: Path, trial: int) -> Path:
     if not 0 <= trial < len(seeds):
         raise KbrError(f"{path} holds trials 0 .. {len(seeds) - 1}; got trial={trial}.")
     return seeds[trial] / best
+
+
+def _with_units(state: dict[str, Any], path: Path) -> dict[str, Any]:
+    if state.get("units") is not None:
+        return state
+    units = _older_units(path)
+    return state if units is None else {**state, "units": units.record()}
+
+
+def _older_units(path: Path) -> Units | None:
+    """Of a checkpoint that does not hold them: from data.json, where the run is on own data."""
+    run = path.resolve().parent.parent
+    found = [place / DATA for place in (run, run.parent) if (place / DATA).is_file()]
+    if not found:
+        if path.name != "best.ckpt" or not (run / ".hydra").is_dir():
+            warnings.warn(f"{path} {WITHOUT_UNITS}", stacklevel=3)
+        return None
+    try:
+        record = json.loads(found[0].read_text())
+        image = len(record["shape"]) == 3
+        scale_x, scale_z = _scaling(record["scale_x"], image), _scaling(record["scale_z"], False)
+        names = [tuple(map(str, record[key])) for key in ("x", "z", "labels")]
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise KbrError(
+            f"{path} {OLD_RUN.split(':')[0]}, and {found[0]} cannot be read ({error!r}). Train "
+            "again."
+        ) from error
+    warnings.warn(f"{path} {OLD_RUN}", stacklevel=3)
+    none = {"sequence": None, "time": None}
+    x_names = None if image else names[0]
+    return Units(scale_x, scale_z, x_names, names[1], labels=names[2], source=none)
+
+
+def _scaling(record: Mapping[str, Any], image: bool) -> Scaling:
+    moments = {
+        key: torch.tensor(record[key], dtype=torch.float64, device="cpu")
+        for key in ("mean", "scale")
+    }
+    if image:  # a value for each channel
+        moments = {key: value.reshape(-1, 1, 1) for key, value in moments.items()}
+    circular = [] if image else record["circular"]
+    return Scaling.from_record({"batch": 0, **record, **moments, "circular": circular})
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    """Plain containers and tensors as bytes, in an order of their own."""
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield str(key).encode()
+            yield from _parts(value[key])
+    elif isinstance(value, list | tuple):
+        yield f"[{len(value)}]".encode()
+        for item in value:
+            yield from _parts(item)
+    elif isinstance(value, Tensor):
+        yield f"{value.dtype}{tuple(value.shape)}".encode()
+        yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    else:
+        yield repr(value).encode()

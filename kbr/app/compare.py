@@ -25,7 +25,12 @@ NAME_WIDTH = 26
 
 
 def compare_runs(
-    folders: Sequence[Path], out: Path | None, *, seed: int | None = None, device: str = "cpu"
+    folders: Sequence[Path],
+    out: Path | None,
+    *,
+    seed: int | None = None,
+    device: str = "cpu",
+    trusted: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Every model from its checkpoint; differences and p-values are against the first run."""
     if len(folders) < 2:
@@ -33,7 +38,7 @@ def compare_runs(
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise KbrError("compare was given the same run twice. Name each run once.")
     _check_readable(folders)
-    done = [apply_model(folder, seed=seed, device=device) for folder in folders]
+    done = [apply_model(folder, seed=seed, device=device, trusted=trusted) for folder in folders]
     seeds = _common_seeds(folders, done)
     for folder, other in zip(folders[1:], done[1:], strict=True):
         _check_same(folders[0], done[0], folder, other, seeds)

@@ -13,15 +13,17 @@ from omegaconf import DictConfig, ListConfig
 
 from kbr.app.animation import animate
 from kbr.app.cli import stop
+from kbr.app.evaluate_recording import evaluate_recording, print_errors
 from kbr.app.job import trial_seeds, write_outcome
 from kbr.app.methods import Method, Outcome
 from kbr.app.own.problem import OwnData
 from kbr.app.problems import Filtering, Problem
 from kbr.app.run_figures import run_figures
 from kbr.app.run_folder import DATA, MANIFEST, write_bytes
-from kbr.app.trusted import build, saved_config
+from kbr.app.trusted import build, names_of, saved_config
 from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.errors import KbrError
+from kbr.loading import knows_units
 
 TASKS = ("run", "report", "compare")
 
@@ -42,15 +44,41 @@ def evaluate_job(config: DictConfig) -> float | None:
             rebuild_report(_paths(config.report), out)
             return None
         check_device(config.device)
+        asked_for = {
+            "seed": config.data.seed,
+            "device": config.device,
+            "trusted": names_of(config.trust),
+        }
         if config.compare is not None:
             from kbr.app.compare import compare_runs
 
-            compare_runs(_paths(config.compare), out, seed=config.data.seed, device=config.device)
+            compare_runs(_paths(config.compare), out, **asked_for)
             return None
-        return evaluate_run(Path(config.run), seed=config.data.seed, device=config.device)
+        folder = Path(config.run)
+        if config.data.path is not None:
+            return _evaluate_recording(folder, config)
+        check_reading(config.data)
+        return evaluate_run(folder, **asked_for)
     except KbrError as error:
         stop(str(error))
         raise
+
+
+def _evaluate_recording(folder: Path, config: DictConfig) -> float | None:
+    if config.data.seed is not None:
+        raise KbrError(
+            "data.path is a new recording, data.seed fresh sequences of a task: say one."
+        )
+    if config.device != "cpu":
+        raise KbrError("a new recording is filtered on the CPU. Leave out device.")
+    return evaluate_recording(folder, finished_config(folder), config.data)
+
+
+def check_reading(data: DictConfig) -> None:
+    """Keys that say how a new recording is read need one."""
+    given = [str(key) for key in data if key not in ("seed", "path") and data[key] is not None]
+    if given:
+        raise KbrError(f"data.{given[0]} says how a new recording is read: set data.path too.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +109,11 @@ class Evaluated:
     outcome: Outcome
 
 
-def evaluate_run(folder: Path, *, seed: int | None = None, device: str = "cpu") -> float:
+def evaluate_run(
+    folder: Path, *, seed: int | None = None, device: str = "cpu", trusted: Sequence[str] = ()
+) -> float:
     """Writes evaluation/ with metrics.json, results.csv, posterior.npz and figures."""
-    done = apply_model(folder, seed=seed, device=device)
+    done = apply_model(folder, seed=seed, device=device, trusted=trusted)
     problem, method, outcome = done.problem, done.method, done.outcome
     target = folder / "evaluation" / ("" if seed is None else f"seed_{seed}")
     metrics = write_outcome(target, problem, method.name, done.seeds, outcome)
@@ -92,22 +122,32 @@ def evaluate_run(folder: Path, *, seed: int | None = None, device: str = "cpu") 
     animate(target / "figures" / "filter.gif", outcome)
     fresh = "" if seed is None else f", fresh test sequences from seed {seed}"
     print(f"{method.name} on {problem.name}, {len(done.seeds)} trial(s){fresh}")
-    print(f"  test/mse   {metrics['test/mse']:.6f}")
+    if isinstance(problem, OwnData):
+        print_errors(metrics, problem.labels)
+    else:
+        print(f"  test/mse   {metrics['test/mse']:.6f}")
     print(f"  written:   {target}")
     return float(metrics["test/mse"])
 
 
-def apply_model(folder: Path, *, seed: int | None = None, device: str = "cpu") -> Evaluated:
-    """The checkpoint's model on its own test sequences, or on those of seed, seed + 1, ..."""
-    saved = saved_config(folder)
-    if not (folder / MANIFEST).is_file():
-        raise KbrError(
-            f"{folder} has not finished: it has no {MANIFEST}. Resume or repeat the run."
-        )
+def apply_model(
+    folder: Path, *, seed: int | None = None, device: str = "cpu", trusted: Sequence[str] = ()
+) -> Evaluated:
+    """The checkpoint's model on its own test sequences, or on those of seed, seed + 1, ...
+
+    Of what its settings name, kbr's own parts are built, and those that are `trusted`.
+    """
+    saved = finished_config(folder)
     torch.set_num_threads(saved.trainer.threads)
     seeds = trial_seeds(saved)
-    problem, method = build(saved)
+    problem, method = build(saved, trusted)
     if isinstance(problem, OwnData):
+        if not knows_units(folder):
+            raise KbrError(
+                f"{folder} was written before filters kept their units. Its filter can be used: "
+                f"run={folder} data.path={problem.source.path}, kbr-filter or kbr.load_filter; for "
+                "its test rows, train again."
+            )
         problem.check_same(_record(folder / DATA))
     if seed is not None:
         problem = _fresh(problem, seed - seeds[0])
@@ -118,12 +158,24 @@ def apply_model(folder: Path, *, seed: int | None = None, device: str = "cpu") -
     return Evaluated(config=saved, problem=problem, method=method, seeds=tested, outcome=outcome)
 
 
+def finished_config(folder: Path) -> DictConfig:
+    """The config of a run that has finished."""
+    saved = saved_config(folder)
+    if not (folder / MANIFEST).is_file():
+        raise KbrError(
+            f"{folder} has not finished: it has no {MANIFEST}. Resume or repeat the run."
+        )
+    return saved
+
+
 def _record(path: Path) -> dict[str, Any]:
     """What a run on own data wrote about them."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise KbrError(f"{path} is missing or damaged ({error}). Repeat the run.") from None
+    if not isinstance(found, dict):
+        raise KbrError(f"{path} is damaged: it holds no record of the data. Repeat the run.")
     return found
 
 
@@ -149,7 +201,7 @@ def _fresh(problem: Problem, shift: int) -> Problem:
     if isinstance(problem, OwnData):
         raise KbrError(
             f"data.seed asks for fresh test sequences; data={problem.name} is a recording, whose "
-            "test rows are all there are. Leave out data.seed."
+            "test rows are all there are. Leave out data.seed; a new recording is data.path."
         )
     if not isinstance(problem, Filtering):
         raise KbrError(
@@ -168,8 +220,9 @@ def _paths(given: str | Sequence[str]) -> list[Path]:
 
 def _save_posterior(path: Path, outcome: Outcome) -> None:
     assert outcome.cov is not None
-    arrays = {"mean": outcome.mean, "cov": outcome.cov, "truth": outcome.truth}
-    content: dict[str, Any] = {name: value.numpy() for name, value in arrays.items()}
+    names = ("mean", "cov", "raw_cov", "evidence", "truth")
+    arrays = {name: getattr(outcome, name) for name in names}
+    content = {name: value.numpy() for name, value in arrays.items() if value is not None}
     if outcome.labels is not None:
         content["labels"] = np.array(outcome.labels)
     buffer = io.BytesIO()

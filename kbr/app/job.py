@@ -50,6 +50,7 @@ LAST_SEED = 2**63 - 1  # of PyTorch's generators
 SHOWN = (
     "val/mse",
     "val/mse_standardised",
+    "test/mse_standardised",
     "test/angular_error_degrees",
     "test/mse_of_zero",
     "test/mse_of_mean",
@@ -236,7 +237,8 @@ def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: fl
         line = with_error(metrics["test/mse"], metrics["test/mse_stderr"])
     others = [name for name in SHOWN if name in metrics]
     width = max(map(len, ["test/mse  ", *others]))
-    print(f"\n  {'test/mse':<{width}} {line}   ({seconds:.1f} s)")
+    summed = "   summed over columns of z" if len(outcome.labels or ()) > 1 else ""
+    print(f"\n  {'test/mse':<{width}} {line}   ({seconds:.1f} s){summed}")
     for name in others:
         print(f"  {name:<{width}} {in_digits(metrics[name])}")
     for label in outcome.labels or ():

@@ -1,46 +1,60 @@
 """`kbr-filter`: observations in, beliefs out, one line at a time as they arrive.
 
-kbr-filter run=outputs/... input=stream.jsonl output=beliefs.jsonl
+kbr-filter run=outputs/... input=new.csv output=beliefs.csv to=csv
 tail -f sensor.jsonl | kbr-filter run=filter.ckpt | your-program
 """
 
-import csv
-import json
 import os
 import sys
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from kbr.core import checkpoint
+import kbr
+from kbr.app.own.table import DECIMALS
+from kbr.app.streaming.csv_rows import csv_rows
+from kbr.app.streaming.output import Writer, opened
+from kbr.app.streaming.rows import Format, Row, json_rows, recording_rows
+from kbr.app.streaming.signals import Stopped, Stopping
+from kbr.app.streaming.state import read_belief, save_belief
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Belief
-from kbr.core.filters.refined import RefinedFilter
-from kbr.loading import load_filter
+from kbr.core.units import did_you_mean
+from kbr.loading import checkpoint_of, identity, load_filter
 
-BELIEF = "kbr.belief"
-Row = tuple[int, Tensor | KbrError]  # line number, and the observation or what is wrong with it
 USAGE = """usage: kbr-filter run=<run folder or .ckpt> [key=value ...]
 
   run        a run folder, its best.ckpt, or a file written by filt.save
-  input      .jsonl, .csv or .npz (array x); - for standard input [-]
+  input      .jsonl, .csv or .npz, a folder of x.npy or of frames with
+             states.csv; - for standard input                     [-]
   output     a file; - for standard output                        [-]
   from       jsonl or csv: what standard input holds              [jsonl]
   to         jsonl or csv: what is written                        [jsonl]
   cov        calibrated or raw covariances                        [calibrated]
+  decimal    point or comma in CSV                                [as trained]
   on_error   stop or skip a line that cannot be read              [stop]
   state      a file that keeps the belief between two calls       [none]
   trial      which trial of a run with several                    [0]
+  max_gb     the most that one array of an npz may take           [0.5]
 
-A missing observation is null, nan or an empty cell: the belief is predicted."""
+Columns are found by name: a CSV header, or JSON objects {"column": value}.
+Without names, numbers stand in the order of training: 0.1,0.2 or [0.1, 0.2]
+or {"x": [0.1, 0.2]}, nested lists for frames. A missing observation is null,
+nan or an empty cell: the belief is predicted. Where rows state a sequence or
+a time, another sequence and a gap in time start the belief anew.
+An output file appears when all is written; to follow it, use > or tee."""
+CHOICES = {
+    "from": ("jsonl", "csv"),
+    "to": ("jsonl", "csv"),
+    "cov": ("calibrated", "raw"),
+    "decimal": tuple(DECIMALS),
+    "on_error": ("stop", "skip"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,206 +64,248 @@ class Options:
     run: str
     input: str = "-"
     output: str = "-"
-    source: str = "jsonl"
+    source: str = "jsonl"  # the key `from`
     to: str = "jsonl"
     cov: str = "calibrated"
+    decimal: str | None = None
     on_error: str = "stop"
     state: str | None = None
     trial: int = 0
+    max_gb: float = 0.5
 
     def __post_init__(self) -> None:
-        allowed = {
-            "source": ("jsonl", "csv"),
-            "to": ("jsonl", "csv"),
-            "cov": ("calibrated", "raw"),
-            "on_error": ("stop", "skip"),
-        }
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                shown = "from" if name == "source" else name
-                raise KbrError(
-                    f"{shown} must be {' or '.join(values)}; got {getattr(self, name)!r}."
-                )
+        for key, values in CHOICES.items():
+            given = getattr(self, "source" if key == "from" else key)
+            if given is not None and given not in values:
+                raise KbrError(f"{key} must be {' or '.join(values)}; got {given!r}.")
 
 
 def parse(arguments: list[str]) -> Options:
     """key=value words as options; a misspelt key is named."""
-    known = {"from" if f.name == "source" else f.name for f in fields(Options)}
+    known = ["from" if f.name == "source" else f.name for f in fields(Options)]
     given: dict[str, Any] = {}
     for word in arguments:
         key, equals, value = word.partition("=")
         if not equals or key not in known:
-            raise KbrError(f"{word!r} is no key=value of {', '.join(sorted(known))}.")
+            raise KbrError(
+                f"{word!r} is no key=value of {', '.join(sorted(known))}."
+                f"{did_you_mean([key.lstrip('-')], known)}"
+            )
+        if key in given or (key == "from" and "source" in given):
+            raise KbrError(f"{key} is given twice. Give it once.")
         given["source" if key == "from" else key] = value
-    if "run" not in given:
+    if not given.get("run"):
         raise KbrError("say which filter to run: kbr-filter run=<run folder or .ckpt> ...")
-    if not given.get("trial", "0").isdigit():
-        raise KbrError(f"trial must be a whole number; got {given['trial']!r}.")
-    return Options(**{**given, "trial": int(given.get("trial", 0))})
+    for key, kind, what in (("trial", int, "a whole number"), ("max_gb", float, "a number")):
+        try:
+            if key in given:
+                given[key] = kind(given[key])
+        except ValueError:
+            raise KbrError(f"{key} must be {what}; got {given[key]!r}.") from None
+    return Options(**given)
 
 
 def main() -> None:
     """The console command."""
     arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE)
-        return
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # steps are small
     try:
-        stream(parse(arguments))
-    except KbrError as error:
-        sys.stderr.write(f"kbr: {error}\n")
-        raise SystemExit(2) from None
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(USAGE, flush=True)
+        elif arguments[0] in ("-V", "--version", "version"):
+            print(f"kbr {kbr.__version__}", flush=True)
+        else:
+            torch.set_num_threads(_threads())
+            stream(parse(arguments))
     except BrokenPipeError:  # the reader has gone: that is an end, not an error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        _let_go_of_output()
+    except (KbrError, OSError) as error:
+        say(str(error))
+        if isinstance(error, Unwritten | OSError):
+            _let_go_of_output()
+        raise SystemExit(2) from None
+    except Stopped as stopped:
+        say(str(stopped))
+        raise SystemExit(stopped.code) from None
 
 
 def stream(options: Options) -> int:
-    """Filter all of the input; returns the number of steps. The state is saved however it ends."""
-    filt = load_filter(Path(options.run), trial=options.trial)
-    if not hasattr(filt, "step"):
+    """Filter all of the input; returns the number of steps.
+
+    However it ends, an output file holds all that was answered, and the state is that after the
+    last answer; where nothing was answered, both stay as they were.
+    """
+    stopping, done = Stopping(), 0
+    with stopping.listening():
+        _check_paths(options)
+        with stopping.waiting():
+            filt = _load(options)
+        state = Path(options.state) if options.state else None
+        owner = "" if state is None else identity(options.run, trial=options.trial)
+        belief = filt.init() if state is None else read_belief(filt, state, owner)
+        failed: KbrError | Stopped | BrokenPipeError | None = None
+        with ExitStack() as stack:
+            rows = _rows(options, filt, stack)
+            out = _output(options, stack)
+            write = Writer(
+                out, options.to, filt.units, dz=belief.mean.shape[-1], raw=options.cov == "raw"
+            )
+            left: set[str] = set()  # sequences that have ended
+            try:
+                while True:
+                    with stopping.waiting():
+                        row = next(rows, None)
+                    if row is None:
+                        break
+                    try:
+                        made = _step(filt, belief, row, left)
+                    except KbrError as error:
+                        if options.on_error == "stop":
+                            raise KbrError(f"line {row.line}: {error}") from error
+                        say(f"line {row.line} skipped: {error}")
+                        continue
+                    _written(lambda: write(made, row.shown), options)  # noqa: B023
+                    belief, done = made, done + 1
+            except (KbrError, Stopped, BrokenPipeError) as error:
+                failed = error
+            if failed is None:
+                _written(lambda: write.header([]), options)
+            elif done == 0 or isinstance(failed, Unwritten):
+                raise failed  # what was in the output before stays there
+        if state is not None:
+            save_belief(belief, state, owner)
+        if isinstance(failed, Stopped):
+            kept = f"; the state is in {state}" if state is not None else ""
+            failed.args = (f"{failed} after {done} steps{kept}",)
+        if failed is not None:
+            raise failed
+    return done
+
+
+class Unwritten(KbrError):
+    """An answer could not be written: neither output nor state may move on."""
+
+
+def say(message: str) -> None:
+    """One line on standard error, if there is one."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"kbr: {message}\n")
+
+
+def _step(filt: Any, belief: Belief, row: Row, left: set[str]) -> Belief:
+    """The belief after a row; a sequence that comes back after others is refused."""
+    if isinstance(row.value, KbrError):
+        raise row.value
+    before, now = belief.place[0], filt.units.place(row.value)[0]
+    if now is not None and now in left:
         raise KbrError(
-            f"{type(filt).__name__} looks at a window of frames and has no belief to carry on. "
-            "Use a kernel Bayes filter (model=iw, iw_nn, ...)."
+            f"sequence '{now}' comes back after others. Sort the rows by sequence, or evaluate the "
+            "file as a whole: python evaluate.py run=... data.path=..."
         )
-    state = Path(options.state) if options.state else None
-    if state is not None and isinstance(filt, RefinedFilter):
-        raise KbrError("a refined filter's belief is not kept between calls: leave state= out.")
-    belief = filt.init() if state is None else read_belief(filt, state)
-    calibrate = filt.calibration.cov if options.cov == "calibrated" else lambda cov: cov
-    nothing = torch.full(tuple(filt.shape), torch.nan, dtype=torch.float64)
-    steps = 0
-    with ExitStack() as stack:
-        out: TextIO = sys.stdout
-        if options.output != "-":
-            out = stack.enter_context(Path(options.output).open("w", encoding="utf-8"))
-        write = writer(out, options.to, int(belief.mean.shape[-1]))
-        try:
-            for line, x in observations(options, stack):
-                try:
-                    if isinstance(x, KbrError):
-                        raise x
-                    missing = x.ndim == 0 and bool(x.isnan())
-                    belief = filt.step(belief, nothing if missing else x)
-                except KbrError as error:
-                    if options.on_error == "stop":
-                        raise KbrError(f"line {line}: {error}") from error
-                    sys.stderr.write(f"kbr: line {line} skipped: {error}\n")
-                    continue
-                write(belief, calibrate(belief.cov))
-                steps += 1
-        finally:
-            if state is not None:
-                save_belief(belief, state)
-    return steps
+    made: Belief = filt.step(belief, row.value)
+    if before is not None and now is not None and before != now:
+        left.add(before)
+    return made
 
 
-def writer(out: TextIO, kind: str, dz: int) -> Callable[[Belief, Tensor], None]:
-    """A function that writes one belief as one line and flushes it."""
-    if kind == "csv":
-        means = [f"mean_{i}" for i in range(dz)]
-        covs = [f"cov_{i}_{j}" for i in range(dz) for j in range(dz)]
-        out.write(",".join(["step", *means, *covs, "evidence"]) + "\n")
-
-    def write(belief: Belief, cov: Tensor) -> None:
-        mean, seen = belief.mean.tolist(), bool(belief.evidence)
-        if kind == "csv":
-            row = [belief.steps, *mean, *cov.flatten().tolist(), int(seen)]
-            text = ",".join(map(str, row))
-        else:
-            made = {"step": belief.steps, "mean": mean, "cov": cov.tolist(), "evidence": seen}
-            text = json.dumps(made)
-        out.write(text + "\n")
-        out.flush()
-
-    return write
+def _load(options: Options) -> Any:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", UserWarning)
+        filt = load_filter(options.run, trial=options.trial)
+    for warning in found:
+        say(str(warning.message))
+    return filt
 
 
-def observations(options: Options, stack: ExitStack) -> Iterator[Row]:
-    """Numbered observations of the input, as they arrive."""
-    path, kind = options.input, options.source
-    if path != "-":
-        kind = Path(path).suffix.lstrip(".").lower()
-        if not Path(path).is_file():
+def _rows(options: Options, filt: Any, stack: ExitStack) -> Iterator[Row]:
+    """The input's rows, as they arrive."""
+    expected, kind = Format(filt.units, tuple(filt.shape)), options.source
+    decimal = options.decimal or str(filt.units.source.get("decimal", "point"))
+    file = sys.stdin
+    if options.input != "-":
+        path = Path(options.input)
+        kind = "npz" if path.is_dir() else path.suffix.lstrip(".").lower()
+        if not path.exists():
             raise KbrError(f"there is no input file {path}. Set input=..., or - for the pipe.")
-    if kind == "npz":
-        return _from_npz(Path(path))
-    if kind not in ("jsonl", "json", "csv"):
-        raise KbrError(f"input must end in .jsonl, .csv or .npz; got {path!r}.")
-    lines = _from_csv if kind == "csv" else _from_json
-    if path == "-":
-        return lines(sys.stdin)
-    return lines(stack.enter_context(Path(path).open(encoding="utf-8", errors="replace")))
-
-
-def _from_json(file: TextIO) -> Iterator[Row]:
-    """A line is a list, nested for images, a number, null, or an object with such an x."""
-    for number, text in enumerate(iter(file.readline, ""), 1):
-        if not text.strip():
-            continue
+        if kind == "npz":
+            keys = {"decimal": options.decimal, "max_gb": options.max_gb}
+            return _plain_words(recording_rows(path, expected, keys, say))
+        if kind in ("tsv", "txt"):
+            kind = "csv"
+        if kind not in ("jsonl", "json", "csv"):
+            raise KbrError(f"input must end in .jsonl, .csv or .npz; got {options.input!r}.")
         try:
-            value = json.loads(text)
-            value = value["x"] if isinstance(value, dict) else value
-            yield number, _array(value)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            yield number, KbrError(f'expected numbers, null or {{"x": ...}}; {_short(error)}')
+            file = stack.enter_context(path.open(encoding=_encoding(path), errors="replace"))
+        except OSError as error:
+            raise KbrError(f"cannot read {path}: {error.strerror}.") from error
+    elif file is None:
+        raise KbrError("standard input is closed. Set input=<file>.")
+    if kind == "csv":
+        return csv_rows(file, expected, decimal, say, live=options.input == "-")
+    return json_rows(file, expected, say)
 
 
-def _from_csv(file: TextIO) -> Iterator[Row]:
-    """A row of numbers for each step; a first row of names is passed over."""
-    for number, text in enumerate(iter(file.readline, ""), 1):
-        if not text.strip("\r\n"):
-            continue
-        cells = [cell.strip() for cell in next(csv.reader([text]))]
-        try:
-            yield number, _array([float(cell) if cell else None for cell in cells])
-        except ValueError as error:
-            if number > 1:
-                yield number, KbrError(f"expected numbers and commas; {_short(error)}")
+def _encoding(path: Path) -> str:
+    """UTF-16 where a regular file says so; a pipe cannot be asked without reading it."""
+    if not path.is_file():
+        return "utf-8"
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
 
 
-def _from_npz(path: Path) -> Iterator[Row]:
+def _plain_words(rows: Iterator[Row]) -> Iterator[Row]:
+    """Errors that name the keys of this command, not those of data=npz."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            name = "x" if "x" in archive.files else (archive.files or ["x"])[0]
-            rows = archive[name]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise KbrError(f"{path} is no npz of numbers with an array x ({error}).") from error
-    if rows.dtype.kind not in "fiub" or rows.ndim < 1:
-        raise KbrError(f"{path}: x must be numbers, one row a step; got {rows.dtype} {rows.shape}.")
-    for number, row in enumerate(rows, 1):
-        yield number, torch.as_tensor(row.astype(np.float64))
+        yield from rows
+    except KbrError as error:
+        raise KbrError(str(error).replace("data.", "")) from error
 
 
-def _array(value: object) -> Tensor:
-    """Numbers and nulls (NaN) as a tensor; a lone null stands for a whole missing observation."""
-    array = np.asarray(value, dtype=np.float64)  # None becomes NaN
-    return torch.as_tensor(array)
+def _output(options: Options, stack: ExitStack) -> TextIO:
+    if options.output != "-":
+        return stack.enter_context(opened(Path(options.output)))
+    if sys.stdout is None:
+        raise KbrError("standard output is closed. Set output=<file>.")
+    return sys.stdout
 
 
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:120]
+def _written(write: Any, options: Options) -> None:
+    """A full disk and the like as one line; a reader that has gone passes through."""
+    try:
+        write()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = "standard output" if options.output == "-" else options.output
+        raise Unwritten(f"cannot write {where}: {error.strerror or error}.") from error
 
 
-def save_belief(belief: Belief, path: Path) -> None:
-    content = {"state": belief.state, "weights": belief.weights, "evidence": belief.evidence}
-    checkpoint.save(path, {"kind": BELIEF, **content, "steps": belief.steps})
+def _check_paths(options: Options) -> None:
+    """No two of input, output, state and the filter's file are the same file."""
+    named = {"run": str(checkpoint_of(options.run, options.trial)), "input": options.input}
+    named |= {"output": options.output, "state": options.state or "-"}
+    paths = [(key, Path(os.path.realpath(p))) for key, p in named.items() if p != "-"]
+    for k, (key, path) in enumerate(paths):
+        for other, before in paths[:k]:
+            alike = path == before or (
+                path.is_file() and before.is_file() and os.path.samefile(path, before)
+            )
+            if alike:
+                raise KbrError(f"{other} and {key} are the same file, {path}. Name two files.")
 
 
-def read_belief(filt: Any, path: Path) -> Belief:
-    """The saved belief, or the filter's start where there is no file yet."""
-    start: Belief = filt.init()
-    if not path.exists():
-        return start
-    content = checkpoint.load(path, kind=BELIEF)
-    names = ("state", "weights", "evidence")
-    found = [getattr(content.get(name), "shape", None) for name in names]
-    if found != [getattr(start, name).shape for name in names]:
-        raise KbrError(f"{path} is the state of another filter. Remove it, or set state=...")
-    state, weights, evidence = (content[name] for name in names)
-    return Belief(start.points, weights, state, evidence, int(content["steps"]))
+def _threads() -> int:
+    """Steps are small: one thread, unless OMP_NUM_THREADS says otherwise."""
+    given = os.environ.get("OMP_NUM_THREADS") or "1"
+    first = given.split(",")[0].strip()
+    if not first.isdecimal() or int(first) < 1:
+        raise KbrError(f"OMP_NUM_THREADS must be a whole number above 0; got {given!r}.")
+    return int(first)
+
+
+def _let_go_of_output() -> None:
+    """What is left in the buffer goes nowhere, so that the end raises no second error."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ GAP = 1.5  # a step longer than this many usual steps is a gap where time runs e
 FENCE = 3.0  # where it does not: this many times the middle half's width above that half
 UNEVEN = 0.2  # of the usual step, by which a step may differ from it
 FEW_UNEVEN = 0.05  # share of steps that may differ by more in a regular recording
+ROUNDING = 4.0  # units in the last place by which a difference of two stamps may be off
 FEW_CUTS = 0.01  # share of steps that may be gaps before they are called many
 
 
@@ -37,16 +38,25 @@ class Sampling:
         return self.gaps > FEW_CUTS * self.steps
 
 
+def longer(steps: np.ndarray, limit: float, near: np.ndarray) -> np.ndarray:
+    """Which steps of time exceed the limit, by more than the rounding of the stamps near them."""
+    exact = np.asarray(near).dtype.kind in "iu"
+    slack = 0.0 if exact else ROUNDING * np.spacing(np.abs(np.asarray(near, dtype=np.float64)))
+    found: np.ndarray = steps > limit + slack
+    return found
+
+
 def sampling_of(
     time: np.ndarray, sequence: np.ndarray, max_gap: float | None = None
 ) -> Sampling | None:
     """Of a recording's time stamps [T]; None where no two rows belong to one sequence."""
-    steps = np.diff(time)[np.diff(sequence) == 0]
+    within = np.diff(sequence) == 0
+    steps = np.diff(time)[within]
     if not len(steps):
         return None
     low, usual, high = np.quantile(steps, (0.25, 0.5, 0.75))
     limit = max(GAP * usual, high + FENCE * (high - low)) if max_gap is None else max_gap
-    kept = steps[steps <= limit]
+    kept = steps[~longer(steps, limit, time[1:][within])]
     uneven = np.abs(kept - usual) > UNEVEN * usual
     return Sampling(
         usual=float(usual),

@@ -6,7 +6,7 @@ beliefs in the units of the recording it was trained on.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,13 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.file_rows import FileRows
-from kbr.core.inputs import ArrayLike, as_tensor
+from kbr.core.inputs import as_tensor
+from kbr.core.named_columns import is_table, names_of, numbers
+from kbr.core.places import Place, cut, grouped, is_gap, label, moments, place_of
 from kbr.core.scaling import Scaling
 
-SOURCE = ("sequence", "time", "file", "resize", "channels")  # how new files are read
+ABSENT = object()
+X = "x"  # the name under which a table may hold whole observations, such as frames
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +29,9 @@ class Units:
     """Scaling of x and z; names of their columns, and labels of z with units, where there are any.
 
     max_gap   a longer step of time begins a new sequence;
-    source    how new recordings are read, as plain values: see SOURCE.
+    source    how new recordings are read, as plain values: the columns of `sequence` ids and of
+              `time`; `several`, whether there were ids; `dates`, whether time stamps were dates;
+              `decimal`, `file`, `resize` and `channels` as the keys of data=npz.
     """
 
     x: Scaling
@@ -44,33 +49,54 @@ class Units:
 
     def observations(self, x: Any) -> Tensor | FileRows:
         """x in inner coordinates: an array, a table or mapping with the columns by name, frames."""
-        if isinstance(x, FileRows):
-            return x.scaled(self.x.mean, self.x.scale)
         if is_table(x):
             x = self._columns(x)
-        return self.x.apply(as_tensor(x, name="x").to(self.x.mean.device), "x")
+        if isinstance(x, FileRows):
+            return x.scaled(self.x.mean, self.x.scale)
+        tensor = as_tensor(x, name="x").to(self.x.mean.device)
+        own = self.x.mean.shape[self.x.batch :]
+        if len(own) == 3 and own[0] == 1 and (tensor.ndim == 2 or tensor.shape[-3] != 1):
+            tensor = tensor.unsqueeze(-3)  # grey frames may come without their one channel
+        return self.x.apply(tensor, "x")
 
-    def place(self, row: Any) -> tuple[Any, float | None]:
+    def column(self, key: str) -> str | None:
+        """The column of sequence ids or of time stamps: by its name in training, or `key`."""
+        if key in self.source:
+            return None if self.source[key] is None else str(self.source[key])
+        return None if key in (self.x_names or ()) else key
+
+    def place(self, row: Any) -> Place:
         """Sequence and time that a row of named columns states; None where it says nothing."""
-        if not is_table(row):
-            return None, None
-        names = set(names_of(row))
-        found = [self.source.get(key) for key in ("sequence", "time")]
-        sequence, time = (row[name] if name in names else None for name in found)
-        return sequence, None if time is None else seconds(time)
+        sequence, time = self._borders(row)
+        return place_of(sequence, time, self.source.get("dates"))
 
-    def starts_anew(self, before: tuple[Any, float | None], now: tuple[Any, float | None]) -> bool:
+    def starts_anew(self, before: Place, now: Place) -> bool:
         """Whether a sequence ends between two places: by its name, or by a gap in time."""
         if before[0] is not None and now[0] is not None and before[0] != now[0]:
             return True
         if before[1] is None or now[1] is None or self.max_gap is None:
             return False
-        if now[1] <= before[1]:
-            raise KbrError(
-                f"time must grow from row to row of a sequence; got {now[1]:g} after "
-                f"{before[1]:g}. Sort the rows by time, or name the sequences."
-            )
-        return now[1] - before[1] > self.max_gap
+        return is_gap(before[1], now[1], self.max_gap)
+
+    def sequences(self, table: Any, rows: int) -> list[np.ndarray]:
+        """Row numbers of every sequence that a table states, cut at gaps in time."""
+        ids, time = self._borders(table)
+        given = None if time is None else moments(time, self.source.get("dates"))
+        for name, found in (("sequence", ids), ("time", given)):
+            if found is not None and len(found) != rows:
+                raise KbrError(f"{name} must hold one value a row; got {len(found)} of {rows}.")
+        groups = [np.arange(rows)] if ids is None else grouped([label(i) for i in np.asarray(ids)])
+        return [part for group in groups for part in cut(group, given, self.max_gap)]
+
+    def _borders(self, table: Any) -> tuple[Any, Any]:
+        """The columns of sequence ids and time stamps, None where there are no such columns."""
+        if not is_table(table):
+            return None, None
+        there = {str(name) for name in names_of(table)}
+        names = (self.column(key) for key in ("sequence", "time"))
+        found = (table[name] if name in there else ABSENT for name in names)
+        sequence, time = (None if v is ABSENT else "" if v is None else v for v in found)
+        return sequence, time
 
     def to(self, device: str | torch.device) -> "Units":
         return replace(self, x=self.x.to(device), z=self.z.to(device))
@@ -109,68 +135,40 @@ class Units:
                 f"the file does not say in which units its filter works ({error!r}). Train again."
             ) from error
 
-    def _columns(self, table: Any) -> ArrayLike:
-        """The columns of x out of a table [T] or of one row, in the order of training."""
-        if self.x_names is None:
-            raise KbrError(
-                "this filter knows no column names: it was trained on arrays. Pass x as an array."
-            )
+    def _columns(self, table: Any) -> Any:
+        """The observations of a table [T] or of one row: columns in the order of training, or x."""
         there = [str(name) for name in names_of(table)]
-        lost = [name for name in self.x_names if name not in there]
+        names = self.x_names or ()
+        lost = [name for name in names if name not in there]
+        if X in there and (lost or not names):
+            return table[X]
+        if not names:
+            raise KbrError(
+                "this filter knows no column names: it was trained on arrays or frames. Pass x as "
+                "an array, or as the entry 'x' of a mapping."
+            )
         if lost:
             raise KbrError(
                 f"x has no column {', '.join(map(repr, lost))}; the filter was trained on "
-                f"{', '.join(self.x_names)}. There are: {', '.join(there)}."
+                f"{', '.join(names)}.{did_you_mean(lost, there)} There are: {', '.join(there)}."
             )
-        columns = [numbers(table[name], name) for name in self.x_names]
-        return np.stack(columns, -1)
+        twice = [name for name in names if there.count(name) > 1]
+        if twice:
+            raise KbrError(f"x has several columns {twice[0]!r}. Give each a name of its own.")
+        values = [numbers(table[name], name) for name in names]
+        whole = len(values) == 1 and values[0].ndim == 2  # a recording whose only column is x
+        return values[0] if whole else np.stack(values, -1)
 
 
-def is_table(value: Any) -> bool:
-    """Whether values are reached by the names of columns: a mapping, a DataFrame, a row of one."""
-    if isinstance(value, Mapping) or hasattr(value, "columns"):
-        return True
-    named = hasattr(value, "to_numpy") and hasattr(value, "keys")
-    return named and all(isinstance(key, str) for key in value.keys())  # noqa: SIM118
-
-
-def names_of(table: Any) -> list[Any]:
-    return list(table.columns if hasattr(table, "columns") else table.keys())
-
-
-def numbers(column: Any, name: str) -> np.ndarray:
-    """A column, or one cell, as float64; None and empty text are missing."""
-    array = np.asarray(column)
-    try:
-        if array.dtype.kind in "OUS":
-            blank = [cell is None or str(cell).strip() == "" for cell in array.reshape(-1)]
-            cells = [
-                np.nan if empty else float(cell)
-                for cell, empty in zip(array.reshape(-1), blank, strict=True)
-            ]
-            return np.array(cells, dtype=np.float64).reshape(array.shape)
-        return array.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise KbrError(f"column '{name}' must hold numbers; {error}.") from error
-
-
-def seconds(value: Any) -> float:
-    """A time stamp as a number: numbers as they are, dates in seconds."""
-    if hasattr(value, "timestamp"):
-        return float(value.timestamp())
-    stamp = np.asarray(value)
-    if stamp.dtype.kind == "M":
-        return float(stamp.astype("datetime64[us]").astype(np.int64)) / 1e6
-    try:
-        return float(stamp)
-    except ValueError:
-        pass  # no number: a date then
-    try:
-        return datetime.fromisoformat(str(value)).timestamp()
-    except ValueError:
-        raise KbrError(
-            f"time must be a number or a date like 2024-05-01T12:00:00; got {value!r}."
-        ) from None
+def did_you_mean(absent: Sequence[str], there: Sequence[str]) -> str:
+    """The names that come closest to those that are not there, for an error."""
+    lower = {name.lower(): name for name in there}
+    close = [
+        lower[match]
+        for name in absent
+        for match in get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    ]
+    return f" Did you mean {', '.join(map(repr, close))}?" if close else ""
 
 
 def _listed(names: Sequence[str] | None) -> list[str] | None:

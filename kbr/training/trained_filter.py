@@ -60,6 +60,7 @@ class TrainedFilter(BaseFilter):
     checkpoint_every: int = 25
 
     kind: ClassVar[str]
+    takes_files: ClassVar[bool] = True
     in_blocks: ClassVar[bool] = False  # whether observations may stay in their file
 
     def __post_init__(self) -> None:
@@ -181,8 +182,13 @@ class TrainedFilter(BaseFilter):
         checkpoint.save(Path(path), content)
 
     @classmethod
-    def load(cls, path: str | Path, *, encoder: Encoder | None = None) -> Self:
-        """A fitted filter from best.ckpt; `encoder` is needed if its class is not part of kbr."""
+    def load(
+        cls, path: str | Path, *, encoder: Encoder | None = None, units: Units | None = None
+    ) -> Self:
+        """A fitted filter from best.ckpt; `encoder` is needed if its class is not part of kbr.
+
+        `units` are for files from before filters kept theirs.
+        """
         content = checkpoint.load(path, kind=cls.kind)
         if "fitted" not in content:
             raise KbrError(
@@ -215,8 +221,7 @@ class TrainedFilter(BaseFilter):
         made.val_mse, made.n_epochs = content["val_mse"], content["n_epochs"]
         made.chosen = content["chosen"]
         found = content.get("units")
-        if found is not None:
-            made._units = Units.from_record(found)
+        made._units = units if found is None else Units.from_record(found)
         made._largest = float(content.get("largest", math.inf))
         made.restore(content["fitted"])
         return made

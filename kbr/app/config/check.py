@@ -163,7 +163,9 @@ class Check:
         try:
             found = resolve_name(target)
         except (ImportError, AttributeError, ValueError) as error:
-            raise KbrError(f"{path}._target_={target} is not there: {first_line(error)}.") from error
+            raise KbrError(
+                f"{path}._target_={target} is not there: {first_line(error)}."
+            ) from error
         return arguments(found, any_too=target not in TARGETS)
 
     def _is_read(self, key: str) -> bool:

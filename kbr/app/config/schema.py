@@ -77,6 +77,13 @@ class Evaluate:
 @dataclass
 class EvaluateData:
     seed: Seed | None
+    path: Path | None
+    decimal: Literal["point", "comma"] | None
+    sequence: Column | None
+    time: Column | None
+    file: Column | None
+    unpack: Folder | None
+    max_gb: Positive | None
 
 
 # --------------------------------------------------------------------------------------------- data

@@ -27,7 +27,7 @@ def read_npz(source: "Source", path: Path) -> Recording:
     wanted = _wanted(source, npz.names(), path)
     for name in wanted.values():
         _check_size(source, npz, name)
-    file = _unpacked(source, npz)
+    file = _unpacked(source, npz, wanted["x"])
     arrays = {
         key: map_file(file) if key == "x" and file else npz.read(name, advice=ADVICE)
         for key, name in wanted.items()
@@ -42,11 +42,13 @@ def read_arrays(source: "Source", folder: Path) -> Recording:
     wanted = _wanted(source, there, folder)
     arrays = {key: map_file(folder / f"{name}.npy") for key, name in wanted.items()}
     unused = tuple(name for name in there if name not in wanted.values())
-    return _from_arrays(source, folder, arrays, file=folder / "x.npy", unused=unused)
+    return _from_arrays(source, folder, arrays, file=folder / f"{wanted['x']}.npy", unused=unused)
 
 
 def _wanted(source: "Source", there: list[str], path: Path) -> dict[str, str]:
     """The arrays to read; of sequence ids and time stamps where there are such."""
+    if not source.needs_z and len(there) == 1:  # a new recording: no doubt what it holds
+        return {"x": there[0]}
     for key in ("x", "z"):
         if key not in there and (key == "x" or source.needs_z):
             raise KbrError(
@@ -56,6 +58,8 @@ def _wanted(source: "Source", there: list[str], path: Path) -> dict[str, str]:
     wanted: dict[str, str] = {key: key for key in ("x", "z") if key in there}
     for key, given in (("sequence", source.sequence), ("time", source.time)):
         if given is not None and given not in there:
+            if key in source.may_lack:
+                continue
             raise KbrError(
                 f"data.{key}={given}: {path} has no such array; it has {', '.join(there)}."
             )
@@ -104,6 +108,8 @@ def _from_arrays(
             x_names=names_for(given_x, seen.shape[1], "x", "x"),
             z_names=names_for(source.z, z.shape[1], "z", "z"),
             sequence=_sequence_ids(extra["sequence"], len(z), path),
+            ids=extra["sequence"],
+            stamps=extra["time"],
             time=time,
             time_unit=unit,
             dtypes=(str(x.dtype), str(z.dtype) if "z" in arrays else "absent"),
@@ -125,16 +131,16 @@ def _check_size(source: "Source", npz: Npz, name: str) -> None:
         )
 
 
-def _unpacked(source: "Source", npz: Npz) -> Path | None:
+def _unpacked(source: "Source", npz: Npz, name: str) -> Path | None:
     """A large x as an .npy file in the folder data.unpack, made once; None if it is small.
 
     The file can then be read by blocks, which a packed one cannot. Its name holds the checksum of
     its content in the archive, and its content is compared with that before it is trusted.
     """
-    size = float(npz.header("x").nbytes)
+    size = float(npz.header(name).nbytes)
     if source.unpack is None or size <= source.max_bytes:
         return None
-    checksum = npz.checksum("x")
+    checksum = npz.checksum(name)
     target = Path(source.unpack) / f"{npz.path.stem}.{checksum:08x}.x.npy"
     if target.is_file() and _crc(target) == checksum:
         return target
@@ -146,7 +152,7 @@ def _unpacked(source: "Source", npz: Npz) -> Path | None:
             f"data.unpack={source.unpack}. Make room, or name another folder."
         )
     print(f"  unpacking x of {npz.path} once, {gigabytes(size)}, to {target}", flush=True)
-    write_atomically(target, partial(npz.unpack, "x"))
+    write_atomically(target, partial(npz.unpack, name))
     return target
 
 

@@ -20,7 +20,7 @@ from kbr.core.file_rows import FileRows
 from kbr.core.filters.result import FilterResult, joined, mean_squared_error
 from kbr.core.filters.state_space import StateSpaceModel
 from kbr.core.memory import check_memory
-from kbr.core.scaling import Scaling, full_turn
+from kbr.core.scaling import TURNS, Scaling, full_turn
 from kbr.core.units import Units
 
 CONSTANT = (
@@ -63,7 +63,10 @@ class OwnData:
     val_name: ClassVar[str] = "val_mse_standardised"
 
     def __post_init__(self) -> None:
-        full_turn(self.angle_unit)
+        if self.angle_unit not in TURNS:
+            raise KbrError(
+                f"data.angle_unit must be degrees or radians; got {self.angle_unit!r}. Set it."
+            )
         object.__setattr__(self, "circular", listed(self.circular) or ())
 
     @cached_property
@@ -97,7 +100,10 @@ class OwnData:
             max_gap=None if self.parts.sampling is None else self.parts.sampling.limit,
             source={
                 "sequence": source.sequence or "sequence",
+                "several": recording.ids is not None,
                 "time": source.time or "time",
+                "dates": recording.time_unit == "s" if recording.time is not None else None,
+                "decimal": source.decimal,
                 "file": source.file,
                 "resize": None if source.resize is None else list(source.resize),
                 "channels": source.channels,
@@ -212,13 +218,15 @@ class OwnData:
         return {"data": self.name, "n_train": len(self.parts.train_rows)}
 
     def extra_metrics(self, mean: Tensor, truth: Tensor) -> dict[str, float]:
-        return {}  # the error of every column is among the metrics by its label
+        """What adds columns of different units; the error of each is there by its label."""
+        return {"test/mse_standardised": standardised_error(self.filter_units, mean, truth)}
 
     def record(self) -> dict[str, Any]:
-        """What a run keeps about its data: enough to scale new observations and to undo it."""
+        """What a run keeps about its data, for people and to tell whether the file has changed."""
         return {
             "path": str(self.source.path),
             "content": self.recording.digest(),
+            "rows": len(self.recording),
             "x": list(self.recording.x_names),
             "z": list(self.recording.z_names),
             "labels": list(self.labels),
@@ -232,11 +240,27 @@ class OwnData:
 
     def check_same(self, record: Mapping[str, Any]) -> None:
         """An error where the file is not the one that a run was trained on."""
-        if record["content"] != self.recording.digest():
-            raise KbrError(
-                f"the data at {self.source.path} have changed since this run was trained, so its "
-                "numbers cannot come out the same. Put the old file back, or train again."
-            )
+        if "content" not in record:
+            raise KbrError("the run's data.json does not say which data it had. Repeat the run.")
+        if record["content"] == self.recording.digest():
+            return
+        now = {
+            "rows": len(self.recording),
+            "x": list(self.recording.x_names),
+            "z": list(self.recording.z_names),
+        }
+        differ = [
+            f"{key} {record[key]} then, {value} now"
+            for key, value in now.items()
+            if key in record and record[key] != value
+        ]
+        path = self.source.path
+        raise KbrError(
+            f"the data at {path} have changed since this run was trained "
+            f"({'; '.join(differ) or 'other values in as many rows'}), so its numbers cannot come "
+            f"out the same. Put the old file back, or take this one as a new recording: "
+            f"data.path={path}"
+        )
 
     def _pieces(self, lead: tuple[int, ...]) -> OwnTrials:
         z, parts = self.recording.z, self.parts
@@ -283,6 +307,15 @@ def _recorded(x: np.ndarray | FileRows, rows: np.ndarray, *, whole: bool = False
 def _is_constant(frames: FileRows) -> bool:
     first = frames.part(slice(1)).raw()[0]
     return all(bool((part.raw() == first).all()) for part in frames.parts())
+
+
+def standardised_error(units: Units, mean: Tensor, truth: Tensor) -> float:
+    """Squared error in standard deviations of the training latents, summed over the columns.
+
+    Columns of different units can be added this way; an angle counts by its (cos, sin).
+    """
+    found = units.z.apply(mean.double()) - units.z.apply(truth.double())
+    return float(found.square().sum(-1).mean())
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ checked before memory or disk is taken for it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,8 @@ class Source:
     file       folder: the column of file names;
     unpack     folder to which a packed x above max_gb is unpacked;
     max_gb     the most that one packed array, or one picture, may take in memory;
-    needs_z    False: z may be absent, as in a new recording that is to be filtered only.
+    needs_z    False: z may be absent, as in a new recording that is to be filtered only;
+    may_lack   which of sequence and time are taken only if they are there.
     """
 
     path: str | None
@@ -50,6 +52,7 @@ class Source:
     unpack: str | None = None
     max_gb: float = 0.5
     needs_z: bool = True
+    may_lack: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for key in ("x", "z"):
@@ -86,21 +89,6 @@ class Source:
         return readers[path.suffix.lower()](self, path)
 
 
-def read_recording(
-    path: str | Path,
-    *,
-    x: Sequence[str] | None = None,
-    z: Sequence[str] | None = None,
-    sequence: str | None = None,
-    time: str | None = None,
-) -> Recording:
-    """A recording whose state may be unknown: z is the truth where its columns are all there.
-
-    Columns of a CSV are taken by name, whatever their order and whatever else is there.
-    """
-    return Source(path=str(path), x=x, z=z, sequence=sequence, time=time, needs_z=False).read()
-
-
 def _read_csv(source: Source, path: Path) -> Recording:
     table = read_table(path, source.decimal)
     for key, chosen in (("x", source.x), ("z", source.z)):
@@ -126,9 +114,7 @@ def _read_csv(source: Source, path: Path) -> Recording:
             x_names=tuple(source.x),
             z_names=tuple(source.z or ()),
             dtypes=("text", "text"),
-            sequence=borders.sequence,
-            time=borders.time,
-            time_unit=borders.unit,
+            **borders.fields(),
             has_truth=has_truth,
             unused=table.others(used),
         )
@@ -141,17 +127,40 @@ class _Borders:
 
     sequence: np.ndarray
     sequence_name: str | None
+    ids: np.ndarray | None
     time: np.ndarray | None
     time_name: str | None
     unit: str
+    stamps: np.ndarray | None
 
     @classmethod
     def of(cls, source: Source, table: Table) -> "_Borders":
-        by = source.sequence or ("sequence" if "sequence" in table.names else None)
-        at = source.time or ("time" if "time" in table.names else None)
-        ids = np.zeros(len(table), dtype=np.int64) if by is None else table.labels(by, "sequence")
-        time, unit = (None, "") if at is None else table.times(at)
-        return cls(ids, by, time, at, unit)
+        by, at = (
+            _column(source, key, given, table)
+            for key, given in (("sequence", source.sequence), ("time", source.time))
+        )
+        ids = None if by is None else np.array(table.text(by, "sequence"))
+        none = np.zeros(len(table), dtype=np.int64)
+        numbers = none if by is None else table.labels(by, "sequence")
+        time, unit, stamps = (None, "", None) if at is None else table.times(at)
+        return cls(numbers, by, ids, time, at, unit, stamps)
+
+    def fields(self) -> dict[str, Any]:
+        """As the fields of a recording."""
+        return {
+            "sequence": self.sequence,
+            "ids": self.ids,
+            "time": self.time,
+            "time_unit": self.unit,
+            "stamps": self.stamps,
+        }
+
+
+def _column(source: Source, key: str, given: str | None, table: Table) -> str | None:
+    """The column that was named, or the one that is called like this; None if it may be absent."""
+    if given is None or (key in source.may_lack and given not in table.names):
+        return key if key in table.names and given is None else None
+    return given
 
 
 def _states(source: Source, table: Table, columns: list[str]) -> tuple[np.ndarray, bool]:
@@ -205,9 +214,7 @@ def _read_frames(source: Source, folder: Path, table: Table) -> Recording:
             x_names=names_for(None, x.shape[1], "channel", "x"),
             z_names=tuple(columns),
             dtypes=("image files", "text"),
-            sequence=borders.sequence,
-            time=borders.time,
-            time_unit=borders.unit,
+            **borders.fields(),
             has_truth=has_truth,
             unused=table.others((*taken, *(columns if has_truth else ()))),
         )

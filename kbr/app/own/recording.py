@@ -4,15 +4,17 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from kbr.core.errors import KbrError
 from kbr.core.file_rows import FileRows
-from kbr.core.sampling import Sampling, sampling_of
+from kbr.core.sampling import Sampling, longer, sampling_of
 
 SMALLEST_IMAGE = 4  # pixels; arrays with a shorter side are flattened to vectors
 CHANNELS = (1, 3, 4)
+KEEP = "keep"  # for filters trained on arrays in Python: observations stay as they are
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,9 +37,22 @@ class Recording:
     has_truth: bool = True
     unused: tuple[str, ...] = ()  # columns or arrays of the file that play no part
     row: np.ndarray | None = None  # [T] the row's place in the file, from 0; None: as they are
+    ids: np.ndarray | None = None  # [T] of the sequences and
+    stamps: np.ndarray | None = None  # [T] of the time, as the file has them
+    called: tuple[str, str] = ("sequence", "time")  # their columns, for a filter
 
     def __len__(self) -> int:
         return len(self.z)
+
+    @property
+    def columns(self) -> list[str]:
+        """With `recording[name]`: the recording as a table that filters take."""
+        borders = zip(self.called, (self.ids, self.stamps), strict=True)
+        return ["x", *(name for name, values in borders if values is not None)]
+
+    def __getitem__(self, name: str) -> Any:
+        seen = self.x if self.file is None else self.file
+        return {"x": seen, self.called[0]: self.ids, self.called[1]: self.stamps}[name]
 
     @property
     def has_images(self) -> bool:
@@ -71,7 +86,7 @@ class Recording:
         found[1:] = np.diff(self.sequence) != 0
         sampling = self.sampling(max_gap)
         if self.time is not None and sampling is not None:
-            found[1:] |= np.diff(self.time) > sampling.limit
+            found[1:] |= longer(np.diff(self.time), sampling.limit, self.time[1:])
         return found
 
     def sampling(self, max_gap: float | None = None) -> Sampling | None:
@@ -99,6 +114,8 @@ def tidy(recording: Recording) -> Recording:
         sequence=sequence[order],
         time=time,
         row=order,
+        ids=None if recording.ids is None else recording.ids[order],
+        stamps=None if recording.stamps is None else recording.stamps[order],
     )
     _check(made, order)
     return made
@@ -139,10 +156,12 @@ def _missing(x: np.ndarray) -> np.ndarray:
 
 def as_observations(x: np.ndarray, channels: str) -> np.ndarray:
     """[T, dx] or [T, c, h, w] from [T], [T, dx], [T, h, w], [T, h, w, c], [T, c, h, w]."""
-    if channels not in ("auto", "first", "last"):
+    if channels not in ("auto", "first", "last", KEEP):
         raise KbrError(f"data.channels must be auto, first or last; got {channels!r}.")
     if x.ndim == 1:
         return x[:, None]
+    if channels == KEEP:
+        return x
     if x.ndim == 3 and min(x.shape[1:]) >= SMALLEST_IMAGE:
         return x[:, None]
     if x.ndim == 4:

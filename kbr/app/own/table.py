@@ -3,10 +3,10 @@
 import codecs
 import csv
 import io
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from kbr.app.own.stamps import seconds_of_dates, whole_numbers
 from kbr.core.errors import KbrError
 from kbr.core.memory import check_memory
+from kbr.core.units import did_you_mean
 
 MISSING = {"", "nan", "na", "n/a", "#n/a", "null", "none"}
 BLOWN_UP = 15.0  # bytes of memory for each byte of text, once it is cut into cells
@@ -46,7 +47,7 @@ class Table:
         if absent:
             raise KbrError(
                 f"data.{key}: {self.path} has no column {', '.join(map(repr, absent))}."
-                f"{self._did_you_mean(absent)} {self.there()}"
+                f"{did_you_mean(absent, self.names)} {self.there()}"
             )
         for name in names:
             if self.names.count(name) > 1:
@@ -87,58 +88,67 @@ class Table:
             raise KbrError(f"data.{key}={name}: line {line} of {self.path} has no id. Fill it.")
         return np.unique(found, return_inverse=True)[1].reshape(-1)
 
-    def times(self, name: str) -> tuple[np.ndarray, str]:
-        """Numbers as they are, or dates (ISO 8601) as seconds after the first; and their unit."""
+    def times(self, name: str) -> tuple[np.ndarray, str, np.ndarray]:
+        """Numbers as they are, or dates (ISO 8601) as seconds after the first; and their unit.
+
+        Last come the stamps themselves: numbers, or the text of dates.
+        """
         cells = self.text(name, "time")
         if (whole := whole_numbers(cells)) is not None:
-            return whole, ""
+            return whole, "", np.array([int(cell) for cell in cells])
         try:
-            return np.array([self._number(cell) for cell in cells]), ""
+            found = np.array([number(cell, self.decimal) for cell in cells])
         except ValueError:
             pass  # not numbers: dates then
+        else:
+            return found, "", found
         where = [f"data.time={name}: line {line} of {self.path}" for line in self.lines]
-        return seconds_of_dates(cells, where), "s"
+        return seconds_of_dates(cells, where), "s", np.array(cells)
 
     def _column(self, name: str, key: str) -> np.ndarray:
         values = np.empty(len(self))
         for i, cell in enumerate(self.text(name, key)):
             try:
-                values[i] = np.nan if cell.lower() in MISSING else self._number(cell)
+                values[i] = value(cell, self.decimal)
             except ValueError:
                 raise KbrError(
                     f"column '{name}' of {self.path} must hold numbers; line {self.lines[i]} has "
                     f"'{cell[:60]}'. {self._hint(cell, key)}"
                 ) from None
-        values[~np.isfinite(values)] = np.nan
         return values
 
-    def _number(self, cell: str) -> float:
-        """Raises ValueError where Python would read more than a plain number (1_000) too."""
-        mark = DECIMALS[self.decimal]
-        if "_" in cell or (mark == "," and "." in cell):
-            raise ValueError(cell)
-        return float(cell.replace(mark, "."))
-
     def _hint(self, cell: str, key: str) -> str:
-        if re.fullmatch(r"[+-]?[\d.]*,\d+(e[+-]?\d+)?", cell, re.I) and self.decimal == "point":
-            return (
-                "Is it a decimal comma? Set data.decimal=comma. If it separates thousands, take it "
-                "out."
-            )
-        if self.decimal == "comma" and _is_number(cell):
-            return "With data.decimal=comma no cell may have a point."
-        if len(re.findall(r"\d+(?:\.\d+)?", cell)) > 1 and re.search(r"[\s,;\[(]", cell):
-            return "Give each number a column of its own."
-        return f"Correct it, leave it empty (missing), or take it out of data.{key}."
+        return decimal_hint(cell, self.decimal, "data.") or (
+            f"Correct it, leave it empty (missing), or take it out of data.{key}."
+        )
 
-    def _did_you_mean(self, absent: Sequence[str]) -> str:
-        lower = {name.lower(): name for name in self.names}
-        close = [
-            lower[match]
-            for name in absent
-            for match in get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-        ]
-        return f" Did you mean {', '.join(map(repr, close))}?" if close else ""
+
+def value(cell: str, decimal: str) -> float:
+    """A cell as a number; NaN where it is missing or infinite. Raises ValueError for others."""
+    found = math.nan if cell.lower() in MISSING else number(cell, decimal)
+    return found if math.isfinite(found) else math.nan
+
+
+def number(cell: str, decimal: str) -> float:
+    """Raises ValueError where Python would read more than a plain number (1_000) too."""
+    mark = DECIMALS[decimal]
+    if "_" in cell or (mark == "," and "." in cell):
+        raise ValueError(cell)
+    return float(cell.replace(mark, "."))
+
+
+def decimal_hint(cell: str, decimal: str, prefix: str) -> str:
+    """What may be wrong with a cell that is no number; empty where nothing is known."""
+    if re.fullmatch(r"[+-]?[\d.]*,\d+(e[+-]?\d+)?", cell, re.I) and decimal == "point":
+        return (
+            f"Is it a decimal comma? Set {prefix}decimal=comma. If it separates thousands, take it "
+            "out."
+        )
+    if decimal == "comma" and _is_number(cell):
+        return f"With {prefix}decimal=comma no cell may have a point."
+    if len(re.findall(r"\d+(?:\.\d+)?", cell)) > 1 and re.search(r"[\s,;\[(]", cell):
+        return "Give each number a column of its own."
+    return ""
 
 
 def read_table(path: Path, decimal: str = "point") -> Table:

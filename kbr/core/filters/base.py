@@ -5,7 +5,7 @@ A subclass filters in inner coordinates; this class stands between it and the us
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,15 +14,19 @@ from torch import Tensor
 from kbr.core.adaptive import RATE, stretched, stretches
 from kbr.core.calibration import NEVER, Calibration, bridges_of, horizons_of
 from kbr.core.errors import KbrError
+from kbr.core.file_rows import FileRows
 from kbr.core.filters.belief import Answering, Belief
-from kbr.core.filters.result import FilterResult, joined
+from kbr.core.filters.result import FilterResult, joined, reordered
 from kbr.core.inputs import ArrayLike, as_tensor
+from kbr.core.named_columns import is_table
 from kbr.core.uncertainty import Ellipsoid, credible_region
-from kbr.core.units import Units, is_table
+from kbr.core.units import Units
 
 
 class BaseFilter(ABC):
     """`filter`, `smooth`, `init`, `step`, `forecast` and regions, in the units of the data."""
+
+    takes_files: ClassVar[bool] = False  # whether observations may stay in their file
 
     @property
     @abstractmethod
@@ -63,12 +67,16 @@ class BaseFilter(ABC):
     ) -> FilterResult:
         """Beliefs at every step of x [*b *s T ...]; rows with NaN are missing and are predicted.
 
-        x is an array, or a table whose columns are found by name; where the filter knows columns
-        of sequences or time, each sequence is entered without memory. With `adapt`, covariances
-        follow the errors that `truth` [*b *s T dz] shows `delay` steps later (NaN: not known).
+        x is an array, or a table (DataFrame, mapping) whose columns are found by name, in any order
+        and among others; frames are its entry 'x'. Where the table has the columns of sequences or
+        time, each sequence is entered without memory, and so is what follows a gap.
+
+        With `adapt`, covariances follow the errors that `truth` [*b *s T dz] shows `delay` steps
+        later (NaN: not known).
         """
-        parts = [self._answer(self._filtered(rows), horizons_of) for rows in self._pieces(x)]
-        result = joined(parts)
+        pieces, order = self._pieces(x)
+        parts = [self._answer(self._filtered(rows), horizons_of) for rows in pieces]
+        result = joined(parts) if order is None else reordered(joined(parts), order)
         if not adapt:
             return result
         if truth is None:
@@ -77,11 +85,12 @@ class BaseFilter(ABC):
 
     def smooth(self, x: Any) -> FilterResult:
         """Beliefs at every step given the whole sequence, past and future."""
+        pieces, order = self._pieces(x)
         parts = []
-        for rows in self._pieces(x):
+        for rows in pieces:
             found, known = self._smoothed(rows), self.smoothing_calibration
             parts.append(self._answer(found, bridges_of, known))
-        return joined(parts)
+        return joined(parts) if order is None else reordered(joined(parts), order)
 
     def init(self, prior: Any = None) -> Belief:
         """The belief before any observation: every training latent equally likely.
@@ -93,8 +102,8 @@ class BaseFilter(ABC):
     def step(self, belief: Any, x: Any) -> Any:
         """The belief after one more observation x [*b ...]; NaN in x: a prediction only.
 
-        x may be a row with named columns; where it states another sequence, or a time after a
-        gap, the belief starts anew.
+        x may be a row with named columns; where it states another sequence than the last row, or
+        a time after a gap, the belief starts anew.
         """
         place = self.units.place(x)
         if belief.steps and self.units.starts_anew(belief.place, place):
@@ -159,22 +168,23 @@ class BaseFilter(ABC):
         cov = Answering(self.units, known).calibrated(raw, since, None)
         return replace(inner, mean=mean, cov=cov, raw_cov=raw, since=since)
 
-    def _pieces(self, x: Any) -> list[Any]:
-        """Observations in inner coordinates: one sequence, or those that a table states."""
+    def _pieces(self, x: Any) -> tuple[list[Any], Tensor | None]:
+        """Observations in inner coordinates: one sequence, or those that a table states.
+
+        With several, also the order that brings their rows back to that of the table.
+        """
         inner = self.units.observations(x)
+        if isinstance(inner, FileRows) and not self.takes_files:
+            inner = inner.read(np.float64)
         if not is_table(x):
-            return [inner]
-        assert isinstance(inner, Tensor)
-        source, there = self.units.source, {str(key) for key in x}
-        sequence, time = (source.get(key) for key in ("sequence", "time"))
-        ids = np.asarray(x[sequence]) if sequence in there else [None] * len(inner)
-        stamps = np.asarray(x[time]) if time in there else [None] * len(inner)
-        rows = [{sequence: i, time: t} for i, t in zip(ids, stamps, strict=True)]
-        places = [self.units.place({k: v for k, v in row.items() if k in there}) for row in rows]
-        cuts = [
-            at for at in range(1, len(places)) if self.units.starts_anew(places[at - 1], places[at])
-        ]
-        return [part for part in torch.tensor_split(inner, cuts) if len(part)]
+            return [inner], None
+        rows = self.units.sequences(x, len(inner))
+        if len(rows) == 1:
+            return [inner], None
+        order = torch.from_numpy(np.argsort(np.concatenate(rows), kind="stable"))
+        if isinstance(inner, FileRows):
+            return [inner.part(some) for some in rows], order
+        return [inner[torch.from_numpy(some).to(inner.device)] for some in rows], order
 
     def _truth(self, truth: ArrayLike, mean: Tensor) -> Tensor:
         z = as_tensor(truth, name="truth").to(mean)

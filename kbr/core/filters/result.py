@@ -52,15 +52,36 @@ def mean_squared_error(
     return (mean - truth).square().sum(-1).mean(-1)
 
 
+AXES = {  # of the steps
+    "mean": -2,
+    "cov": -3,
+    "evidence": -1,
+    "effective_sample_size": -1,
+    "raw_cov": -3,
+    "since": -1,
+    "stretch": -1,
+}
+
+
 def joined(parts: list[FilterResult]) -> FilterResult:
     """Results of consecutive pieces as one."""
     first = parts[0]
     if len(parts) == 1:
         return first
-    axes = {"mean": -2, "cov": -3, "raw_cov": -3}
     made = {}
-    for name in ("mean", "cov", "evidence", "effective_sample_size", "raw_cov", "since", "stretch"):
+    for name, axis in AXES.items():
         found = [getattr(part, name) for part in parts]
         if all(value is not None for value in found):
-            made[name] = torch.cat(found, axes.get(name, -1))
+            made[name] = torch.cat(found, axis)
     return FilterResult(**made)
+
+
+def reordered(result: FilterResult, order: Tensor) -> FilterResult:
+    """The steps in another order."""
+    found = {name: getattr(result, name) for name in AXES}
+    taken = {
+        name: value.index_select(AXES[name], order.to(value.device))
+        for name, value in found.items()
+        if value is not None
+    }
+    return FilterResult(**taken)

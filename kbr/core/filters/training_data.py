@@ -15,9 +15,11 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.sequences import training_sequences
 from kbr.core.inputs import as_tensor
-from kbr.core.sampling import sampling_of
+from kbr.core.named_columns import is_table, names_of, numbers
+from kbr.core.places import moments
+from kbr.core.sampling import longer, sampling_of
 from kbr.core.scaling import Scaling, full_turn
-from kbr.core.units import Units, is_table, names_of, numbers, seconds
+from kbr.core.units import Units
 
 UNUSUAL = 7.0  # an angle declared in degrees whose values span less may be in radians
 
@@ -165,7 +167,8 @@ def _cut(x: Any, z: Any, time: Any) -> tuple[Any, Any, float | None]:
             steps = np.diff(stamps)
             if (steps <= 0).any() or not np.isfinite(stamps).all():
                 raise KbrError("time must grow from row to row of a sequence. Sort the rows.")
-            starts[1:] = steps > (np.inf if limit is None else limit)
+            if limit is not None:
+                starts[1:] = longer(steps, limit, stamps[1:])
         kept = np.flatnonzero(good)
         cuts = np.flatnonzero((np.diff(kept) > 1) | starts[kept[1:]]) + 1
         runs = [run for run in np.split(kept, cuts) if len(run)]
@@ -204,7 +207,7 @@ def _times(time: Any, several: bool, count: int) -> list[Any]:
     parts = list(time) if several else [time]
     if len(parts) != count:
         raise KbrError(f"time must be as many sequences as x; got {len(parts)} and {count}.")
-    return [np.array([seconds(stamp) for stamp in np.asarray(part)]) for part in parts]
+    return [moments(part) for part in parts]
 
 
 def _complete(values: Tensor) -> np.ndarray:

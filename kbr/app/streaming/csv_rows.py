@@ -1,0 +1,192 @@
+"""CSV as it arrives: columns by the names of a header, or numbers in the order of training."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from kbr.app.own.findings import some_of
+from kbr.app.own.table import decimal_hint, number, value
+from kbr.app.streaming.rows import Format, Row, Say
+from kbr.core.errors import KbrError
+from kbr.core.units import did_you_mean
+
+DELIMITERS = ",;\t"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where in a line the columns of x stand, and those of the sequence and the time."""
+
+    x: tuple[int, ...]
+    borders: dict[str, int]  # by name
+    width: int  # cells of a line
+
+
+def csv_rows(
+    file: TextIO, expected: Format, decimal: str, say: Say, *, live: bool
+) -> Iterator[Row]:
+    """A row for each line; `live` ones are answered at once, so that trailing blank lines count.
+
+    In one column an empty line is a missing observation; between other rows it is nothing.
+    """
+    if len(expected.shape) > 1:
+        raise KbrError(
+            f"the filter takes frames {list(expected.shape)}, which CSV does not hold. Use JSON "
+            "lines, npz or a folder of frames."
+        )
+    lines = _Lines(file)
+    first = next((text for text in lines if text.strip()), None)
+    if first is None:
+        return
+    delimiter = _delimiter(first, expected, decimal)
+    lines.give_back(first)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    columns: Columns | None = None
+    blank: list[int] = []  # lines of one column that may be the end of the file
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield Row(lines.number, KbrError(f"{error}. Is a quotation mark left open?"))
+            continue
+        line, cells = lines.number, [cell.strip() for cell in cells]
+        if columns is None:
+            try:
+                columns, header = _columns(cells, expected, decimal, say)
+            except KbrError as error:
+                if expected.names:  # without the header nothing is known of the rows below
+                    raise KbrError(f"line {line}: {error}") from error
+                yield Row(line, error)
+                continue
+            if header:
+                continue
+        if not any(cells) and len(cells) < 2:
+            if columns.width > 1:
+                continue
+            blank.append(line)
+            if not live:
+                continue
+            cells = []
+        yield from (_row(at, [""], columns, expected, decimal) for at in blank)
+        blank.clear()
+        if cells:
+            yield _row(line, cells, columns, expected, decimal)
+
+
+class _Lines:
+    """Lines of a file as they come, counted, without the mark of a byte order."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file, self.number = file, 0
+        self.waiting: list[str] = []
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        if self.waiting:
+            return self.waiting.pop()
+        text = self.file.readline()
+        if not text:
+            raise StopIteration
+        self.number += 1
+        text = text.lstrip("\ufeff") if self.number == 1 else text
+        return text.replace("\x00", "\ufffd")  # which no number holds
+
+    def give_back(self, text: str) -> None:
+        self.waiting.append(text)
+
+
+def _delimiter(line: str, expected: Format, decimal: str) -> str:
+    """The one that finds most known columns in the first line; else the one that cuts it most."""
+    known = {*expected.names, *expected.borders.values()}
+
+    def quality(delimiter: str) -> tuple[int, int]:
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
+        except csv.Error:
+            return 0, 0
+        inside = decimal == "comma" and delimiter == ","  # of the numbers
+        return len(known & set(cells)), 0 if inside else len(cells)
+
+    return max(DELIMITERS, key=quality)
+
+
+def _columns(
+    cells: Sequence[str], expected: Format, decimal: str, say: Say
+) -> tuple[Columns, bool]:
+    """The columns that the first line states, and whether it is a header."""
+    width, names = expected.width, expected.names
+    wide = len(cells)
+    while wide > width and not cells[wide - 1]:  # delimiters at the ends of lines
+        wide -= 1
+    if all(_is_number(cell, decimal) for cell in cells):
+        return Columns(tuple(range(width)), {}, width), False
+    borders = {n: cells.index(n) for n in expected.borders.values() if n in cells}
+    if names and all(name in cells for name in names):
+        twice = [name for name in (*names, *borders) if cells.count(name) > 1]
+        if twice:
+            raise KbrError(f"the header has {twice[0]!r} more than once.")
+        used = {*names, *borders}
+        others = [cell or f"(column {k + 1})" for k, cell in enumerate(cells[:wide])]
+        if others := [cell for cell in others if cell not in used]:
+            say(f"columns not used: {some_of(others)}")
+        for key, name in expected.borders.items():
+            if name not in cells and _was_there(expected, key):
+                what = "gaps cannot be seen" if key == "time" else "all rows are one sequence"
+                say(f"there is no column '{name}': {what}")
+        return Columns(tuple(cells.index(name) for name in names), borders, wide), True
+    rest = [k for k in range(wide) if k not in borders.values()]
+    words = not any(cells[k] == "" or _is_number(cells[k], decimal) for k in rest)
+    if not names and words and len(rest) == width:
+        shown = ", ".join(cells[k] for k in rest)
+        say(f"the filter knows no column names: {shown} are taken in this order")
+        return Columns(tuple(rest), borders, wide), True
+    shown = ", ".join(map(repr, cells[:8]))
+    if not names:
+        raise KbrError(f"expected {width} numbers, or as many names; got {shown[:200]}.")
+    lost = [name for name in names if name not in cells]
+    raise KbrError(
+        f"the first line must be numbers, or names among which are {', '.join(names)}; got "
+        f"{shown[:200]}. It has no {', '.join(map(repr, lost))}.{did_you_mean(lost, cells)}"
+    )
+
+
+def _was_there(expected: Format, key: str) -> bool:
+    """Whether training had the column."""
+    units = expected.units
+    return units.max_gap is not None if key == "time" else bool(units.source.get("several"))
+
+
+def _row(line: int, cells: Sequence[str], columns: Columns, expected: Format, decimal: str) -> Row:
+    extra = any(cells[columns.width :])
+    if len(cells) < columns.width or extra:
+        return Row(line, KbrError(f"expected {columns.width} cells; got {len(cells)}."))
+    found = []
+    for at in columns.x:
+        try:
+            found.append(value(cells[at], decimal))
+        except ValueError:
+            hint = decimal_hint(cells[at], decimal, "")
+            told = f"expected a number; got '{cells[at][:60]}'. {hint}".rstrip()
+            return Row(line, KbrError(told))
+    borders = {name: _stamp(cells[at], decimal) for name, at in columns.borders.items()}
+    return expected.row(line, found, borders)
+
+
+def _stamp(cell: str, decimal: str) -> str | float:
+    """A cell of a time or an id: text, with a point in numbers."""
+    if decimal == "comma" and "," in cell and _is_number(cell, decimal):
+        return number(cell, decimal)
+    return cell
+
+
+def _is_number(cell: str, decimal: str) -> bool:
+    try:
+        value(cell, decimal)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,138 @@
+"""Rows of the input as a filter's step takes them, each with its line and what it says of itself.
+
+A row that cannot be read is a `Row` with the error in place of its value.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from kbr.app.own.new import notes_of, read_new
+from kbr.core.errors import KbrError
+from kbr.core.units import Units, X
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A line of the input: what `step` takes, and its sequence and time as they were given."""
+
+    line: int
+    value: Any
+    shown: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Format:
+    """What a filter expects of a row: names and shape of x, columns of sequence and time."""
+
+    units: Units
+    shape: tuple[int, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.units.x_names or ()
+
+    @property
+    def borders(self) -> dict[str, str]:
+        """The columns of the sequence and of the time, by what they hold."""
+        found = {key: self.units.column(key) for key in ("sequence", "time")}
+        return {key: name for key, name in found.items() if name is not None}
+
+    @property
+    def width(self) -> int:
+        """Numbers in one observation."""
+        return math.prod(self.shape)
+
+    def row(self, line: int, x: Any, borders: Mapping[str, Any]) -> Row:
+        """x [shape], None where it is missing; `borders` by the names of their columns."""
+        seen = np.full(self.shape, np.nan) if x is None else np.asarray(x, dtype=np.float64)
+        if seen.size == 1 and (self.width == 1 or (seen.ndim == 0 and bool(np.isnan(seen)))):
+            seen = np.full(self.shape, seen.item())  # the only number there is, or a lone null
+        if not borders:
+            return Row(line, seen)
+        shown = {
+            key: _plain(borders[name]) for key, name in self.borders.items() if name in borders
+        }
+        alone = self.names == (X,)  # then the entry x is a column, of one cell
+        return Row(line, {**borders, X: seen.reshape(()) if alone else seen}, shown)
+
+
+def json_rows(file: TextIO, expected: Format, say: Say) -> Iterator[Row]:
+    """A line is a list, nested for frames, a number, null, or an object: columns by name, or x."""
+    said = False
+    for line, text in enumerate(iter(file.readline, ""), 1):
+        text = text.lstrip("\ufeff") if line == 1 else text
+        if not text.strip():
+            continue
+        try:
+            given = json.loads(text)
+            if isinstance(given, dict):
+                row = _from_object(line, given, expected)
+                unused = _unused(given, expected)
+                if unused and not said:
+                    say(f"entries not used: {', '.join(unused)}")
+                    said = True
+                yield row
+            else:
+                yield expected.row(line, given, {})
+        except KbrError as error:
+            yield Row(line, error)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            what = 'numbers, null, {"x": ...} or columns by name'
+            yield Row(line, KbrError(f"expected {what}; {type(error).__name__}: {error}"[:200]))
+
+
+def recording_rows(
+    path: Path, expected: Format, keys: Mapping[str, Any], say: Say
+) -> Iterator[Row]:
+    """The rows of an npz file or of a folder of arrays or frames."""
+    recording = read_new(expected.units, path, keys)
+    if recording.row is not None and (np.diff(recording.row) != 1).any():
+        raise KbrError(f"the rows of a sequence must follow each other; sort those of {path}.")
+    for note in notes_of(expected.units, recording):
+        say(note)
+    seen = recording.x.shape[1:]
+    if seen != expected.shape and not (seen == (1,) and expected.width == 1):
+        raise KbrError(
+            f"observations in {path} have shape {list(seen)}; the filter was trained on "
+            f"{list(expected.shape)}."
+        )
+    columns = [name for name in recording.columns if name != X]
+    for at in range(len(recording)):
+        frame = recording.x[at] if recording.file is None else recording.file.part([at]).raw()[0]
+        borders = {name: recording[name][at] for name in columns}
+        yield expected.row(at + 1, frame.reshape(expected.shape), borders)
+
+
+def _unused(given: Mapping[str, Any], expected: Format) -> list[str]:
+    named = expected.names and all(name in given for name in expected.names)
+    used = {*(expected.names if named else (X,)), *expected.borders.values()}
+    return [key for key in given if key not in used]
+
+
+def _from_object(line: int, given: Mapping[str, Any], expected: Format) -> Row:
+    names = expected.names
+    borders = {name: given[name] for name in expected.borders.values() if name in given}
+    if names and all(name in given for name in names):
+        if len(names) == 1:
+            cell = given[names[0]]
+            return expected.row(line, cell[0] if isinstance(cell, list) and cell else cell, borders)
+        return expected.row(line, [given[name] for name in names], borders)
+    if X in given:
+        return expected.row(line, given[X], borders)
+    expected.units.observations(given)  # says which columns there must be
+    raise KbrError(f"the object has no entry {X!r}.")
+
+
+def _plain(value: Any) -> Any:
+    """A sequence id or a time as JSON can hold it."""
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return str(value)
+    return value.item() if isinstance(value, np.generic) else value

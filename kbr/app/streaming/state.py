@@ -1,0 +1,58 @@
+"""A belief between two calls: saved with the identity of its filter, and read back only for it."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kbr.core import checkpoint
+from kbr.core.errors import KbrError
+from kbr.core.filters.belief import Belief
+
+KIND = "kbr.belief"
+FILTERS = ("answering", "points", "table", "inner_cov")  # fields that the filter itself has
+
+
+def save_belief(belief: Belief, path: Path, identity: str) -> None:
+    names = [each.name for each in fields(belief) if each.name not in FILTERS]
+    content = {name: getattr(belief, name) for name in names}
+    content["place"] = list(belief.place)
+    checkpoint.save(path, {"kind": KIND, "identity": identity, "belief": content})
+
+
+def read_belief(filt: Any, path: Path, identity: str) -> Belief:
+    """The saved belief, or the filter's start where there is no file yet."""
+    start: Belief = filt.init()
+    if not path.exists():
+        return start
+    content = checkpoint.load(path, kind=KIND)
+    if content.get("identity") != identity:
+        raise KbrError(
+            f"{path} is the state of another filter, or of this one before it was trained anew. "
+            "Remove it, or set state=..."
+        )
+    found = content.get("belief")
+    if not isinstance(found, dict) or not _fits(start, found):
+        raise KbrError(f"{path} is damaged: it holds no belief of finite numbers. Remove it.")
+    sequence, time = found["place"]
+    return replace(start, **{**found, "place": (sequence, time)})
+
+
+def _fits(start: Belief, found: dict[str, Any]) -> bool:
+    """Whether these are the fields of such a belief, of the same shapes and finite."""
+    names = {each.name for each in fields(start) if each.name not in FILTERS}
+    place, steps = found.get("place"), found.get("steps")
+    if set(found) != names or type(steps) is not int or steps < 0:
+        return False
+    if not isinstance(place, list) or len(place) != 2:
+        return False
+    for name in names - {"place", "steps"}:
+        value, first = found[name], getattr(start, name)
+        if value is None and (first is None or name == "stretch"):
+            continue
+        if not isinstance(value, Tensor) or not bool(value.isfinite().all()):
+            return False
+        if isinstance(first, Tensor) and (value.shape, value.dtype) != (first.shape, first.dtype):
+            return False
+    return True
