@@ -17,9 +17,13 @@ BRIEF = ["model.filter.epochs=2", "model.filter.val_every=1"]
 
 def run(command: str, folder: Path) -> str:
     """A documented command, in `folder`; networks train for two epochs only."""
-    words = shlex.split(command.replace("\\\n", " "))
+    runs = sorted(folder.glob("outputs/npz_*/*"))
+    meant = command.replace("outputs/...", str(runs[-1]) if runs else "")
+    words = shlex.split(meant.replace("\\\n", " "))
     if words[0] == "kbr-inspect":
         words = [sys.executable, "-c", INSPECT, *words[1:]]
+    elif words[0] == "kbr-filter":
+        words = [sys.executable, "-m", "kbr.app.stream", *words[1:]]
     else:
         assert words[0] == "python"
         words = [sys.executable, str(ROOT / words[1]), *words[2:]]

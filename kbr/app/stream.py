@@ -220,6 +220,8 @@ def _rows(options: Options, filt: Any, stack: ExitStack) -> Iterator[Row]:
     """The input's rows, as they arrive."""
     expected, kind = Format(filt.units, tuple(filt.shape)), options.source
     decimal = options.decimal or str(filt.units.source.get("decimal", "point"))
+    if decimal not in DECIMALS:
+        raise KbrError(f"{options.run} has decimal={decimal!r}. Set decimal=point or comma.")
     file = sys.stdin
     if options.input != "-":
         path = Path(options.input)

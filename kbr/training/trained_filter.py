@@ -196,11 +196,15 @@ class TrainedFilter(BaseFilter):
                 "best.ckpt, or finish the run first (resume=<run folder>)."
             )
         with checkpoint.restoring(path):
-            return cls._from_content(content, path, encoder)
+            return cls._from_content(content, path, encoder, units)
 
     @classmethod
     def _from_content(
-        cls, content: dict[str, Any], path: str | Path, encoder: Encoder | None
+        cls,
+        content: dict[str, Any],
+        path: str | Path,
+        encoder: Encoder | None,
+        units: Units | None,
     ) -> Self:
         hyper = content["hyper_parameters"]
         made = cls(**{**hyper, "encoder": encoder or known_encoder(hyper["encoder"])})
