@@ -109,8 +109,9 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
             check_value(f"data.{key}", found, hints(OwnData)[key])
             config.data[key] = found
         else:
-            meant = did_you_mean(key, known) or f"Give key=value with {', '.join(known)}."
-            raise KbrError(f"'{setting}' is no setting. {meant}")
+            meant = did_you_mean(key, known) if mark else ""
+            listed = f"Give key=value with {', '.join(known)}."
+            raise KbrError(" ".join(filter(None, [f"'{setting}' is no setting.", meant, listed])))
     config.data.path = path
     return construct(config.data.problem), output
 
