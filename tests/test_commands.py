@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kbr.app.shell import quoted
+from kbr.app.commands import quoted
 
 import kbr
 from kbr.app import inspect_data

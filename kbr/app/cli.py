@@ -26,6 +26,7 @@ CONFIGS = str(
 
 LONGEST = 200  # bytes of a folder's name; file systems take 255
 CTRL_C = 130  # exit code: 128 + SIGINT
+ONE_LINE = "KBR_ONE_LINE"  # set where HYDRA_FULL_ERROR is kbr's own doing, for workers too
 PIPE_CLOSED = 141  # exit code of a command whose reader has gone: 128 + SIGPIPE
 
 
@@ -120,8 +121,9 @@ def _in_one_line(command: Callable[[], None]) -> None:
     if "--version" in sys.argv[1:]:
         print(version_line())
         return
-    asked = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    asked = os.environ.get("HYDRA_FULL_ERROR") == "1" and ONE_LINE not in os.environ
+    if not asked:
+        os.environ |= {"HYDRA_FULL_ERROR": "1", ONE_LINE: "1"}
     try:
         piped(command)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
