@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kbr.app.commands import quoted
 
 import kbr
 from kbr.app import inspect_data
+from kbr.app.commands import quoted
 from kbr.app.methods import KernelMethod
 from kbr.app.problems import Filtering, PosteriorMean
 from kbr.core.datasets.gaussian import GaussianTask
