@@ -3,6 +3,9 @@
 import io
 import json
 import sys
+from dataclasses import replace
+from datetime import datetime
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from recordings import X, Z, command, drives, spots, write_csv
 
 import kbr
 from kbr.app.stream import Options, stream
+from kbr.core.units import Units
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning with torch's pytrees
@@ -243,6 +247,25 @@ def test_a_changed_file_is_described(desk, vectors, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "rows 225 then, 222 now" in said
     assert f"data.path={path}" in said
+
+
+def test_times_of_every_kind_are_compared_without_loss():
+    """Nanoseconds as whole numbers, dates at a change of the clock, the longest step allowed."""
+    units = replace(Units.none(torch.zeros(1)), max_gap=150.0)
+    first = 1_714_564_800_000_000_000
+    places = [units.place({"time": first + step, "sequence": 7}) for step in (0, 100, 250, 401)]
+    found = [units.starts_anew(a, b) for a, b in pairwise(places)]
+    assert found == [False, False, True]
+    assert not units.starts_anew(units.place({"sequence": "7"}), units.place({"sequence": 7.0}))
+    hour = replace(units, max_gap=3600.0, source={"dates": True, "time": "when"})
+    texts = ["2024-03-31T01:30:00", "2024-03-31T02:30:00", "2024-03-31 03:30:00.1"]
+    kinds = [lambda t: t, datetime.fromisoformat, np.datetime64]
+    for kind in kinds:
+        places = [hour.place({"when": kind(text)}) for text in texts]
+        found = [hour.starts_anew(a, b) for a, b in pairwise(places)]
+        assert found == [False, True]
+        whole = {"when": [kind(text) for text in texts]}
+        assert [len(part) for part in hour.sequences(whole, 3)] == [2, 1]
 
 
 def test_rows_that_do_not_say_where_they_stand_are_refused(vectors):

@@ -459,3 +459,28 @@ def test_any_lines_give_finite_beliefs_or_are_skipped(saved, tmp_path, lines, ki
     for line in made:
         assert np.isfinite(line["mean"]).all()
         assert np.isfinite(line["cov"]).all()
+
+
+def test_folders_of_arrays_and_of_frames_stream(tmp_path):
+    """x.npy, whose frames stay in their file, and pictures with states.csv, one of them missing."""
+    from PIL import Image
+
+    x = np.random.default_rng(0).integers(0, 255, size=(40, 1, 6, 5)).astype(np.uint8)
+    filt = KernelBayesFilter(rule=RULE, eta=1e-3, scales=(1.0,)).fit(x, np.linspace(0, 1, 40))
+    filt.save(tmp_path / "f.ckpt")
+    (tmp_path / "arrays").mkdir()
+    np.save(tmp_path / "arrays" / "x.npy", x[:5])
+    (tmp_path / "frames").mkdir()
+    for k in range(5):
+        Image.fromarray(x[k, 0]).save(tmp_path / "frames" / f"{k}.png")
+    files = ["file,time", *(f"{k}.png,{k}" for k in range(4)), ",4"]
+    (tmp_path / "frames" / "states.csv").write_text("\n".join(files))
+    seen = x[:5].astype(np.float64)
+    for name in ("arrays", "frames"):
+        seen[4] = x[4] if name == "arrays" else np.nan
+        expected = filt.filter(seen)
+        paths = {"input": str(tmp_path / name), "output": str(tmp_path / "out")}
+        assert stream(Options(run=str(tmp_path / "f.ckpt"), **paths)) == 5
+        lines = read(tmp_path / "out")
+        np.testing.assert_allclose([line["mean"] for line in lines], expected.mean, rtol=1e-9)
+        assert [line["evidence"] for line in lines] == expected.evidence.tolist()

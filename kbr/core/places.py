@@ -10,7 +10,8 @@ from kbr.core.errors import KbrError
 from kbr.core.named_columns import is_blank
 from kbr.core.sampling import longer
 
-Place = tuple[str | None, float | None]  # None: not stated. Whole numbers of time stay integers
+Time = int | float  # whole numbers stay integers, which are exact
+Place = tuple[str | None, Time | None]  # None: not stated
 NANO = 1e9  # of a second
 
 
@@ -33,7 +34,7 @@ def label(sequence: Any) -> str:
     return text
 
 
-def moment(time: Any, dates: bool | None = None) -> float:
+def moment(time: Any, dates: bool | None = None) -> Time:
     """A time stamp as a number: numbers as they are, dates and durations in seconds.
 
     `dates` says whether the training data had dates; the other kind is refused, for it may count in
@@ -62,7 +63,7 @@ def moments(column: Any, dates: bool | None = None) -> np.ndarray:
     return np.array([moment(stamp, dates) for stamp in array])
 
 
-def is_gap(before: float, now: float, limit: float) -> bool:
+def is_gap(before: Time, now: Time, limit: float) -> bool:
     """Whether a step of time is longer than `limit`; one that does not grow is refused."""
     if not now > before:
         raise KbrError(
@@ -92,7 +93,7 @@ def grouped(labels: Sequence[str]) -> list[np.ndarray]:
     return [parts[k] for k in np.argsort(first)]
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any) -> Time | None:
     """Whole numbers as integers, others as float; None where it is no number."""
     if isinstance(value, int | float):
         return value

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,6 +10,7 @@ from torch import Tensor
 from kbr.core.calibration import Calibration
 from kbr.core.embedding import Embedding, positive_part
 from kbr.core.filters.result import FilterResult
+from kbr.core.places import Place
 from kbr.core.units import Units
 
 Moments = tuple[Tensor, Tensor]  # mean [*e dz] and covariance [*e dz dz]
@@ -45,7 +45,7 @@ class Belief:
     since: Tensor
     steps: int
     answering: Answering
-    place: tuple[Any, float | None] = (None, None)
+    place: Place = (None, None)
     stretch: Tensor | None = None
 
     def inner_moments(self) -> Moments:
