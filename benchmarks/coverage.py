@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -88,9 +88,9 @@ CASES = (
 class Sizes:
     """Steps of a plain and of an adapted sequence; gaps and forecasts of a trial."""
 
-    plain: int = 1000
-    gaps: int = 80
-    forecasts: int = 60
+    plain: int = 500
+    gaps: int = 40
+    forecasts: int = 40
 
 
 Count = tuple[str, int, int, int]  # what, horizon, truths inside, truths
@@ -142,16 +142,16 @@ def _ahead(
     case: Case, filt: BaseFilter, noise: str, sizes: Sizes, generator: Generator
 ) -> Iterator[Count]:
     """Forecasts from beliefs of a stream, at random times."""
-    x, z = case.sample(6 * sizes.forecasts + GAP, noise, generator)
-    starts = torch.randperm(len(z) - GAP - 5, generator=generator)[: sizes.forecasts] + 5
+    x, z = case.sample(5 * sizes.forecasts + GAP + 5, noise, generator)
+    starts = torch.randperm(5 * sizes.forecasts, generator=generator)[: sizes.forecasts] + 5
     chosen, belief = set(starts.tolist()), filt.init()
     found: dict[int, list[Tensor]] = defaultdict(list)
     for t in range(len(z) - GAP):
         belief = filt.step(belief, x[t])
-        if t in chosen:
-            for h in range(1, GAP + 1):
-                region = filt.credible_region(filt.forecast(belief, h))
-                found[h].append(region.contains(z[t + h]))
+        ahead = belief
+        for h in range(1, GAP + 1 if t in chosen else 1):
+            ahead = filt.forecast(ahead)
+            found[h].append(filt.credible_region(ahead).contains(z[t + h]))
     for h, inside in found.items():
         yield _count("forecast", h, torch.stack(inside))
 
@@ -162,11 +162,11 @@ def _adapted(
     times = torch.ones(2 * sizes.plain, 1, dtype=torch.float64)
     times[sizes.plain :] = 2.0
     x, z = case.sample(len(times), noise, generator, times=times)
-    fixed, adapted = filt.filter(x), filt.filter(x, truth=z, adapt=True)
-    late = slice(sizes.plain, None)
-    yield _count("noisier, not adapted", 0, _inside(filt, fixed, z)[late])
-    yield _count("adapted", 0, _inside(filt, adapted, z))
-    yield _count("noisier, adapted", 0, _inside(filt, adapted, z)[late])
+    adapted = filt.filter(x, truth=z, adapt=True)
+    for what, some in (("fixed", replace(adapted, stretch=None)), ("adapted", adapted)):
+        inside = _inside(filt, some, z)
+        yield _count(f"{what}, before", 0, inside[: sizes.plain])
+        yield _count(f"{what}, noisier", 0, inside[sizes.plain :])
 
 
 def _inside(filt: BaseFilter, result: FilterResult, z: Tensor) -> Tensor:
@@ -198,12 +198,13 @@ SHOWN = (
     ("gaps", "gap", share),
     ("least", "gap", least),
     ("woken", "after a gap", share),
-    ("smooth", "smoothed", share),
+    ("smoo.", "smoothed", share),
     ("gaps", "smoothed gap", share),
     ("least", "smoothed gap", least),
     ("ahead", "forecast", share),
     ("least", "forecast", least),
-    ("noisier", "noisier, adapted", share),
+    ("noisy", "fixed, noisier", share),
+    ("adapt", "adapted, noisier", share),
 )
 
 
@@ -220,8 +221,8 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module="lightning")
     sizes = Sizes(100, 4, 4) if options.quick else Sizes()
-    print("least: at the worst of the 20 horizons; noisier: adapted, after the sensor's noise doubles")
-    print("data  n noise  " + " ".join(f"{head[:7]:>6}" for head, _, _ in SHOWN))
+    print("least: at the worst of 20 steps; noisy: the sensor's noise doubled, then adapted")
+    print("data    n     " + " ".join(f"{head:>5}" for head, _, _ in SHOWN))
     every: list[Row] = []
     for case in CASES:
         if case.name not in options.data or case.n_train not in options.sizes:
@@ -244,8 +245,8 @@ def main() -> None:
                     case, noise, seed, sizes, quick=options.quick
                 )
             ]
-            head = f"{case.name[:3]} {case.n_train:4d} {noise[:5]:5}"
-            print(head, *(f"{show(rows, what):6.3f}" for _, what, show in SHOWN), flush=True)
+            head = f"{case.name[:6]:6} {case.n_train} {noise[0]} "
+            print(head, *(f"{show(rows, what):5.3f}" for _, what, show in SHOWN), flush=True)
             every += rows
     if options.csv is not None:
         write_rows(options.csv, every)

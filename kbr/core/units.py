@@ -128,6 +128,8 @@ class Units:
 
 def is_table(value: Any) -> bool:
     """Whether values are reached by the names of columns: a mapping, a DataFrame, a row of one."""
+    if isinstance(value, Tensor):  # asked at every step of a stream: the usual answer first
+        return False
     if isinstance(value, Mapping) or hasattr(value, "columns"):
         return True
     named = hasattr(value, "to_numpy") and hasattr(value, "keys")

@@ -1,9 +1,10 @@
 """Beliefs at steps that a filter did not see, by horizon: what calibration is fitted to.
 
 Operators of the other steps filter a block. From each of its steps the belief is predicted on, as
-in a gap of observations, and at each of its steps a filter is started anew, as after one.
+in a gap of observations, and at some of its steps a filter is started anew, as after one.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from kbr.core.scaling import Scaling
 BRIDGES = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0, 30.0)
 GAPS = (1, 2, 4, 8, 14, 20)  # lengths of the gaps that smoothing is tried on
 BETWEEN = 6  # observations between two of them
+STARTS = 50  # times in a block at which a filter is started anew
 
 Rows = dict[int, list[HeldOut]]  # inner moments and truths of each horizon
 Correction = Callable[[FilterOperators, KernelFilterResult, Tensor], Tensor]  # of means, given x
@@ -70,11 +72,10 @@ def filter_rows(
         ):
             add(h, *operators.readout.mean_cov(moments[..., :-h, :]), truth[..., h:, :])
         if steps >= WAKING:
-            found = _run(operators, _starts(query), lam)
+            found, exact = _run(operators, _starts(query), lam), _starts(truth)
             mean = means(found, _starts(x))
             for k in range(WAKING):
-                exact = truth[..., k : steps - WAKING + 1 + k, :]
-                add(k - WAKING, mean[..., k, :], found.cov[..., k, :, :], exact)
+                add(k - WAKING, mean[..., k, :], found.cov[..., k, :, :], exact[..., k, :])
     return rows
 
 
@@ -89,8 +90,9 @@ def calibrated_rows(scaling: Scaling, several: Sequence[Rows]) -> Calibration:
 
 
 def _starts(rows: Float[Tensor, "*b t c"]) -> Float[Tensor, "*b s w c"]:
-    """The first rows of a sequence begun at each row."""
-    return rows.unfold(-2, WAKING, 1).movedim(-1, -2)
+    """The first rows of sequences begun at evenly spaced rows, STARTS of them at most."""
+    every = rows.unfold(-2, WAKING, 1).movedim(-1, -2)
+    return every[..., :: math.ceil(every.shape[-3] / STARTS), :, :]
 
 
 def _run(

@@ -25,7 +25,7 @@ class Reach:
 
     def __call__(self, x: Float[Tensor, "*b q dx"]) -> Bool[Tensor, "*b q"]:
         if x.shape[-2] == 1 and x.shape[-1] <= FEW_COORDINATES:  # a step of a stream
-            nearest = (self.anchors - x).square().sum(-1).amin(-1, keepdim=True)
+            nearest = (self.anchors - x).square_().sum(-1).amin(-1, keepdim=True)
         else:
             nearest = nearest_squared(x, self.anchors)
         return nearest <= self.limit.unsqueeze(-1)

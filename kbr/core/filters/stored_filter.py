@@ -14,7 +14,7 @@ from kbr.core.calibration import Calibration
 from kbr.core.errors import KbrError
 from kbr.core.filters.base import BaseFilter
 from kbr.core.filters.belief import Answering
-from kbr.core.filters.cross_fitting import pieces_inside, rows_outside
+from kbr.core.filters.cross_fitting import LeaveOut, pieces_inside
 from kbr.core.filters.describe import build, describe
 from kbr.core.filters.export import export_step
 from kbr.core.filters.held_out import (
@@ -148,7 +148,7 @@ class StoredFilter(BaseFilter):
         fitted = self._get()
         if fitted.stored.smoothing is None and self._can_calibrate():
             block, choice = self._validation(), fitted.stored.choice
-            operators = self._without(block)
+            operators = self._left_out()(block)
             found = smoother_calibration(
                 operators,
                 fitted.units.z,
@@ -177,9 +177,9 @@ class StoredFilter(BaseFilter):
         blocks = [block]
         if first_too and not is_large(block.stop):
             blocks.append(range(len(block)))
-        rows = []
+        rows, without = [], self._left_out()
         for some in blocks:
-            operators = self._without(some)
+            operators = without(some)
             pieces = self._pieces_of(operators, some)
             mend = None if correct is None else correct(some)
             rows.append(filter_rows(operators, fitted.stored.choice.lam, pieces, mend))
@@ -195,12 +195,12 @@ class StoredFilter(BaseFilter):
         n = self._get().stored.z.shape[-2]
         return range(validation_start(n), n)
 
-    def _without(self, block: range) -> FilterOperators:
-        """Operators of the steps outside the block, with the same hyper-parameters."""
+    def _left_out(self) -> Callable[[range], FilterOperators]:
+        """Operators of the steps outside a block, with the same hyper-parameters."""
         stored = self._get().stored
         if is_large(stored.z.shape[-2]):
-            return self.operators
-        return self._copy(self.rule)._finish(rows_outside(stored, block)).operators
+            return lambda block: self.operators
+        return LeaveOut.of(self._recipe, stored, self.operators.update).operators
 
     def _pieces_of(self, operators: FilterOperators, block: range) -> list[Piece]:
         """The sequences inside a block, as these operators see them."""
