@@ -22,15 +22,17 @@ from torch import Generator, Tensor
 
 from kbr import KernelBayesFilter
 from kbr.app.run_folder import write_rows
+from kbr.core.calibration import WAKING
 from kbr.core.datasets.drawing import normal
 from kbr.core.datasets.dsprites import DSprites
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
 from kbr.core.filters.base import BaseFilter
 from kbr.core.filters.result import FilterResult
-from kbr.core.uncertainty import coverage
+from kbr.core.uncertainty import credible_region
 
 GAP = 20
-OBSERVED = 15  # steps before each gap
+OBSERVED = 15  # steps before and after each gap
+PLAIN = 60  # steps of a sequence without one
 DOF = 3
 NOISES = ("gaussian", "student")
 
@@ -86,11 +88,12 @@ CASES = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Steps of a plain and of an adapted sequence; gaps and forecasts of a trial."""
+    """Sequences without and with a gap, forecasts, and steps of an adapted half, of a trial."""
 
-    plain: int = 500
+    plain: int = 10
     gaps: int = 40
     forecasts: int = 40
+    adapted: int = 400
 
 
 Count = tuple[str, int, int, int]  # what, horizon, truths inside, truths
@@ -110,32 +113,29 @@ def counts(case: Case, noise: str, seed: int, sizes: Sizes, *, quick: bool) -> I
 def _plain(
     case: Case, filt: BaseFilter, noise: str, sizes: Sizes, generator: Generator
 ) -> Iterator[Count]:
-    x, z = case.sample(sizes.plain, noise, generator)
+    x, z = _sequences(*case.sample(sizes.plain * PLAIN, noise, generator), sizes.plain)
     filtered = filt.filter(x)
     assert filtered.raw_cov is not None
-    yield _count("ordinary", 0, _inside(filt, filtered, z))
-    raw = coverage(filtered.mean, filtered.raw_cov, z)
-    yield "weights alone", 0, round(float(raw) * len(z)), len(z)
-    yield "without evidence", 0, int(filtered.evidence.logical_not().sum()), len(z)
-    yield _count("smoothed", 0, _inside(filt, filt.smooth(x), z))
+    weights = credible_region(filtered.mean, filtered.raw_cov, level=0.9).contains(z)
+    yield _count("ordinary", 0, _inside(filt, filtered, z)[:, WAKING:])
+    yield _count("weights alone", 0, weights[:, WAKING:])
+    yield _count("with evidence", 0, filtered.evidence)
+    yield _count("smoothed", 0, _inside(filt, filt.smooth(x), z)[:, WAKING:-WAKING])
 
 
 def _gaps(
     case: Case, filt: BaseFilter, noise: str, sizes: Sizes, generator: Generator
 ) -> Iterator[Count]:
-    """Observations missing for a while, again and again."""
-    period = OBSERVED + GAP
-    x, z = case.sample(sizes.gaps * period + OBSERVED, noise, generator)
-    place = torch.arange(len(z)) % period
-    x[place >= OBSERVED] = torch.nan
-    place[sizes.gaps * period :] = 0  # the last observations have no gap behind them
+    """Observations missing for a while, in the middle of every sequence."""
+    steps = OBSERVED + GAP + OBSERVED
+    x, z = _sequences(*case.sample(sizes.gaps * steps, noise, generator), sizes.gaps)
+    x[:, OBSERVED : OBSERVED + GAP] = torch.nan
     filtered, smoothed = (_inside(filt, run(x), z) for run in (filt.filter, filt.smooth))
     for h in range(1, GAP + 1):
-        at = place == OBSERVED + h - 1
-        yield _count("gap", h, filtered[at])
-        yield _count("smoothed gap", h, smoothed[at])
-    for k in range(3):
-        yield _count("after a gap", k + 1, filtered[period:][place[period:] == k])
+        yield _count("gap", h, filtered[:, OBSERVED + h - 1])
+        yield _count("smoothed gap", h, smoothed[:, OBSERVED + h - 1])
+    for k in range(WAKING):
+        yield _count("after a gap", k + 1, filtered[:, OBSERVED + GAP + k])
 
 
 def _ahead(
@@ -159,14 +159,19 @@ def _ahead(
 def _adapted(
     case: Case, filt: BaseFilter, noise: str, sizes: Sizes, generator: Generator
 ) -> Iterator[Count]:
-    times = torch.ones(2 * sizes.plain, 1, dtype=torch.float64)
-    times[sizes.plain :] = 2.0
+    times = torch.ones(2 * sizes.adapted, 1, dtype=torch.float64)
+    times[sizes.adapted :] = 2.0
     x, z = case.sample(len(times), noise, generator, times=times)
     adapted = filt.filter(x, truth=z, adapt=True)
     for what, some in (("fixed", replace(adapted, stretch=None)), ("adapted", adapted)):
         inside = _inside(filt, some, z)
-        yield _count(f"{what}, before", 0, inside[: sizes.plain])
-        yield _count(f"{what}, noisier", 0, inside[sizes.plain :])
+        yield _count(f"{what}, before", 0, inside[: sizes.adapted])
+        yield _count(f"{what}, noisier", 0, inside[sizes.adapted :])
+
+
+def _sequences(x: Tensor, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Cut into so many sequences of equal length."""
+    return x.reshape(count, -1, *x.shape[1:]), z.reshape(count, -1, z.shape[-1])
 
 
 def _inside(filt: BaseFilter, result: FilterResult, z: Tensor) -> Tensor:
@@ -220,7 +225,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module="lightning")
-    sizes = Sizes(100, 4, 4) if options.quick else Sizes()
+    sizes = Sizes(2, 4, 4, 50) if options.quick else Sizes()
     print("least: at the worst of 20 steps; noisy: the sensor's noise doubled, then adapted")
     print("data    n     " + " ".join(f"{head:>5}" for head, _, _ in SHOWN))
     every: list[Row] = []
@@ -248,8 +253,8 @@ def main() -> None:
             head = f"{case.name[:6]:6} {case.n_train} {noise[0]} "
             print(head, *(f"{show(rows, what):5.3f}" for _, what, show in SHOWN), flush=True)
             every += rows
-    if options.csv is not None:
-        write_rows(options.csv, every)
+            if options.csv is not None:
+                write_rows(options.csv, every)
 
 
 if __name__ == "__main__":

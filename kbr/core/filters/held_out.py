@@ -32,7 +32,7 @@ GAPS = (1, 2, 4, 8, 14, 20)  # lengths of the gaps that smoothing is tried on
 BETWEEN = 6  # observations between two of them
 STARTS = 50  # times in a block at which a filter is started anew
 
-Rows = dict[int, list[HeldOut]]  # inner moments and truths of each horizon
+Rows = dict[float, list[HeldOut]]  # inner moments and truths of each horizon
 Correction = Callable[[FilterOperators, KernelFilterResult, Tensor], Tensor]  # of means, given x
 
 
@@ -86,7 +86,7 @@ def calibrated_rows(scaling: Scaling, several: Sequence[Rows]) -> Calibration:
         _joined([answers(scaling, *part) for rows in several for part in rows.get(h, ())])
         for h in horizons
     ]
-    return calibrate(parts, [float(h) for h in horizons])
+    return calibrate(parts, horizons)
 
 
 def _starts(rows: Float[Tensor, "*b t c"]) -> Float[Tensor, "*b s w c"]:
@@ -102,15 +102,14 @@ def _run(
     return run_filter(operators, query, seen, lam.unsqueeze(-1).expand(query.shape[:-2]))
 
 
-def smoother_calibration(
+def smoother_rows(
     operators: FilterOperators,
-    scaling: Scaling,
     lam_transition: Float[Tensor, "*b"],
     lam: Float[Tensor, "*b"],
     pieces: Iterable[Piece],
-) -> Calibration:
-    """By the distance from evidence on both sides."""
-    rows: list[list[HeldOut]] = [[] for _ in BRIDGES]
+) -> Rows:
+    """Smoothed inner beliefs and truths at held-out steps, by distance from evidence."""
+    rows: Rows = {}
     middles = lam.new_tensor([(a + b) / 2 for a, b in pairwise(BRIDGES)])
     for _, query, truth in pieces:
         seen = _patterns(truth.shape[-2]).to(truth.device)
@@ -124,9 +123,8 @@ def smoother_calibration(
         for row in sorted(set(where.tolist())):
             at = (where == row).nonzero().squeeze(-1)
             m, z = (t.index_select(-2, at) for t in (mean, exact))
-            rows[row].append(answers(scaling, m, cov.index_select(-3, at), z))
-    kept = [h for h, parts in zip(BRIDGES, rows, strict=True) if parts]
-    return calibrate([_joined(parts) for parts in rows if parts], kept)
+            rows.setdefault(BRIDGES[row], []).append((m, cov.index_select(-3, at), z))
+    return rows
 
 
 def answers(scaling: Scaling, mean: Tensor, cov: Tensor, truth: Tensor) -> HeldOut:
@@ -138,10 +136,14 @@ def answers(scaling: Scaling, mean: Tensor, cov: Tensor, truth: Tensor) -> HeldO
 
 
 def _patterns(steps: int) -> Bool[Tensor, "s t"]:
-    """Which observations are there: all of them; and gaps of each length, one after the other."""
+    """Which observations are there: all of them; and gaps of each length, one after the other.
+
+    Twice, the second time half a period later, so that gaps lie at more places.
+    """
     time = torch.arange(steps, device="cpu")
     made = [torch.ones_like(time, dtype=torch.bool)]
-    made += [time % (length + BETWEEN) < BETWEEN for length in GAPS]
+    for period in (length + BETWEEN for length in GAPS):
+        made += [(time + shift) % period < BETWEEN for shift in (0, period // 2)]
     return torch.stack(made)
 
 
