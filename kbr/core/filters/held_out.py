@@ -55,7 +55,7 @@ def filter_rows(
 
     def add(horizon: int, mean: Tensor, cov: Tensor, truth: Tensor) -> None:
         if truth.shape[-2]:
-            rows.setdefault(horizon, []).append((mean, cov, truth))
+            rows.setdefault(float(horizon), []).append((mean, cov, truth))
 
     def means(found: KernelFilterResult, x: Tensor) -> Tensor:
         return found.mean if correct is None else correct(operators, found, x)
