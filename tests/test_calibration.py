@@ -16,6 +16,10 @@ from kbr.training.encoders import MLP
 from kbr.training.learned_filter import LearnedFilter
 from kbr.training.lstm_filter import LSTMFilter
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning with torch's pytrees
+    "ignore:.*does not have many workers",
+)
 SETTINGS = {"rule": ImportanceWeightedRule(lam=1e-2), "eta": 1e-4, "scales": (1.0,)}
 GAP = slice(30, 50)
 

@@ -81,6 +81,7 @@ class LSTMFilter(TrainedFilter):
             **shared,
         )
 
+    @torch.no_grad()
     def finish(self, module: SequenceModule, x: Observations, z: Tensor) -> None:
         cut = validation_start(z.shape[0])
         _, pieces = split_lengths(self._lengths, cut)
