@@ -183,11 +183,13 @@ def test_wrong_shapes_are_named(data):
             filt.step(filt.init(), x)
 
 
-def test_training_data_must_be_finite(data):
+def test_missing_training_rows_are_left_out_and_said(data):
     z = data.z_train.clone()
     z[3, 1] = torch.nan
-    with pytest.raises(KbrError, match=r"z must be finite.*\(3, 1\)"):
-        KernelBayesFilter().fit(data.x_train, z)
+    filt = KernelBayesFilter(rule=ImportanceWeightedRule(lam=0.1), scales=(1.0,), eta=0.1)
+    with pytest.warns(UserWarning, match="1 of 200 training rows have missing values"):
+        filt.fit(data.x_train, z)
+    assert finite(filt.filter(data.x_test))
 
 
 def test_ratio_that_the_filter_cannot_use_is_an_error():

@@ -92,7 +92,9 @@ class Scaling:
     def apply(self, values: Tensor) -> Tensor:
         """Recorded values [*b ... d] in inner coordinates, in float64; NaN stays NaN."""
         inner = _unroll(values.double(), self.circular, self.turn)
-        return (inner - self._wide(self.mean, inner)) / self._wide(self.scale, inner)
+        made = (inner - self._wide(self.mean, inner)) / self._wide(self.scale, inner)
+        # One column must not become several: the caller, who knows the shape, refuses it by name.
+        return made if made.shape == inner.shape else inner
 
     def linear(self, points: Float[Tensor, "*b n k"]) -> Float[Tensor, "*b n k"]:
         """Inner points in recorded units; angles stay (cos, sin), of which averages make sense."""
