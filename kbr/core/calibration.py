@@ -148,6 +148,10 @@ def _padded(scores: Float[Tensor, "*b k"], length: int) -> Float[Tensor, "*b len
 
 def next_horizon(horizon: Tensor, evidence: Tensor) -> Tensor:
     """The horizon after one more step, with or without evidence."""
+    if horizon.ndim == 0 and not torch.compiler.is_compiling():  # one stream: no kernels to launch
+        now = int(horizon)
+        one = (-WAKING if now > LONG else min(now + 1, 0)) if bool(evidence) else max(now, 0) + 1
+        return horizon if one == now else horizon.new_tensor(one)
     awake = torch.where(horizon > LONG, -WAKING, (horizon + 1).clamp_max(0))
     return torch.where(evidence, awake, horizon.clamp_min(0) + 1)
 

@@ -17,7 +17,9 @@ from kbr.core.inputs import check_positive
 def add_ridge(a: Float[Tensor, "*b p p"], ridge: float | Tensor) -> Tensor:
     """a + ridge I in float64; the ridge broadcasts over the batch dimensions."""
     ridge_ = torch.as_tensor(ridge, dtype=torch.float64, device=a.device)
-    out = a.to(torch.float64) + torch.zeros_like(ridge_)[..., None, None]  # a copy, broadcast
+    wide = a.to(torch.float64)
+    same = ridge_.shape == a.shape[:-2]
+    out = wide.clone() if same else wide + torch.zeros_like(ridge_)[..., None, None]
     out.diagonal(dim1=-2, dim2=-1).add_(ridge_.unsqueeze(-1))
     return out
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from kbr.core.errors import KbrError
 
@@ -12,6 +13,8 @@ BLANK = ("", "<NA>", "NaT")  # text of cells that hold nothing, beside None
 
 def is_table(value: Any) -> bool:
     """Whether values are reached by the names of columns: a mapping, a DataFrame, a row of one."""
+    if isinstance(value, Tensor):  # asked at every step of a stream: the usual answer first
+        return False
     if isinstance(value, Mapping) or hasattr(value, "columns"):
         return True
     named = hasattr(value, "to_numpy") and hasattr(value, "keys")

@@ -77,12 +77,13 @@ def normalize_ratio(ratio: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
     """max(r, 0) scaled to average one; uniform where no entry is positive."""
     positive = ratio.clamp_min(0)
     mean = positive.mean(-1, keepdim=True)
-    return torch.where(mean > 0, positive / mean, torch.ones_like(positive))
+    return torch.where(mean > 0, positive / mean, 1.0)
 
 
-def has_evidence(weights: Float[Tensor, "*b n"]) -> Tensor:
+def has_evidence(weights: Float[Tensor, "*b n"], total: Tensor | None = None) -> Tensor:
     """Whether the total weight is more than rounding and cancellation."""
-    return weights.sum(-1) > NEGLIGIBLE * weights.abs().sum(-1)
+    size: Tensor = torch.linalg.vector_norm(weights, 1, -1)
+    return (weights.sum(-1) if total is None else total) > NEGLIGIBLE * size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

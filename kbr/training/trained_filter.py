@@ -221,6 +221,8 @@ class TrainedFilter(BaseFilter):
                 f"the network in {path} does not fit the encoder it names. Pass the encoder it was "
                 f"trained with. ({' '.join(str(error).split())})"
             ) from error
+        if not all(bool(value.isfinite().all()) for value in module.state_dict().values()):
+            raise KbrError(f"the weights in {path} are not all finite numbers. Train again.")
         made._module, made._shape, made._dz = module.double().eval(), shape, dz
         made.val_mse, made.n_epochs = content["val_mse"], content["n_epochs"]
         made.chosen = content["chosen"]

@@ -1,14 +1,66 @@
 """Blocks of a training sequence, each to be filtered by operators of the rest."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
+from kbr.core.features import Features
+from kbr.core.filters.engine import ActiveSet, Compressed, LowRank, Update
+from kbr.core.filters.operators import FilterOperators
+from kbr.core.filters.recipe import Recipe
 from kbr.core.filters.storage import Stored
-from kbr.core.filters.tuning import split_lengths
+from kbr.core.filters.tuning import TOLERANCE, split_lengths
 
 FOLDS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class LeaveOut:
+    """Operators of all steps but a block's, with the filter's own hyper-parameters.
+
+    Features are computed once for all rows; a block's rows are then left out of them. They are as
+    rough as those that settings are chosen with, as errors need fewer digits than answers.
+    """
+
+    recipe: Recipe
+    stored: Stored
+    update: Update
+    latents: Features
+
+    @classmethod
+    def of(cls, recipe: Recipe, stored: Stored, update: Update) -> "LeaveOut":
+        """`update` is the filter's own, which is kept where the kernel has full rank."""
+        choice = stored.choice
+        if not isinstance(update, ActiveSet):
+            lam, x = float(choice.lam.min()), stored.x.double()
+            update = recipe.update(x, choice.scale_x, TOLERANCE, lam=lam, rough=True)
+        return cls(recipe, stored, update, recipe.latents(stored.z, choice.scale_z, TOLERANCE))
+
+    def operators(self, block: range) -> FilterOperators:
+        stored, choice = self.stored, self.stored.choice
+        rows = _outside(stored, block)
+        return self.recipe.operators(
+            _at(self.update, rows),
+            replace(self.latents, train=self.latents.train.index_select(-2, rows)),
+            stored.z.index_select(-2, rows),
+            lengths_outside(stored.lengths, block),
+            eta=choice.eta,
+            lam_transition=choice.lam_transition,
+        )
+
+
+def _at(update: Update, rows: Tensor) -> Update:
+    """The update of some of its training rows."""
+    if isinstance(update, ActiveSet):
+        gram = update.gram.index_select(-2, rows).index_select(-1, rows)
+        return replace(update, points=update.points.index_select(-2, rows), gram=gram)
+    assert isinstance(update, LowRank)
+    features = replace(update.features, train=update.features.train.index_select(-2, rows))
+    if isinstance(update, Compressed):
+        return replace(update, features=features, mixing=update.mixing.index_select(-2, rows))
+    return replace(update, features=features)
 
 
 def even_blocks(n: int, count: int = FOLDS) -> list[range]:
@@ -18,8 +70,7 @@ def even_blocks(n: int, count: int = FOLDS) -> list[range]:
 
 def rows_outside(stored: Stored, block: range) -> Stored:
     """The training data without the rows of a block, observations flat."""
-    rows = torch.arange(stored.z.shape[-2], device=stored.z.device)
-    keep = torch.cat([rows[: block.start], rows[block.stop :]])
+    keep = _outside(stored, block)
     return replace(
         stored,
         x=stored.x[..., keep, :],
@@ -31,6 +82,11 @@ def rows_outside(stored: Stored, block: range) -> Stored:
         reach=None,
         units=None,
     )
+
+
+def _outside(stored: Stored, block: range) -> Tensor:
+    rows = torch.arange(stored.z.shape[-2], device=stored.z.device)
+    return torch.cat([rows[: block.start], rows[block.stop :]])
 
 
 def lengths_outside(lengths: Sequence[int], block: range) -> list[int]:

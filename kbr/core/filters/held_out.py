@@ -1,9 +1,10 @@
 """Beliefs at steps that a filter did not see, by horizon: what calibration is fitted to.
 
 Operators of the other steps filter a block. From each of its steps the belief is predicted on, as
-in a gap of observations, and at each of its steps a filter is started anew, as after one.
+in a gap of observations, and at some of its steps a filter is started anew, as after one.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -29,8 +30,9 @@ from kbr.core.scaling import Scaling
 BRIDGES = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0, 30.0)
 GAPS = (1, 2, 4, 8, 14, 20)  # lengths of the gaps that smoothing is tried on
 BETWEEN = 6  # observations between two of them
+STARTS = 50  # times in a block at which a filter is started anew
 
-Rows = dict[int, list[HeldOut]]  # inner moments and truths of each horizon
+Rows = dict[float, list[HeldOut]]  # inner moments and truths of each horizon
 Correction = Callable[[FilterOperators, KernelFilterResult, Tensor], Tensor]  # of means, given x
 
 
@@ -53,7 +55,7 @@ def filter_rows(
 
     def add(horizon: int, mean: Tensor, cov: Tensor, truth: Tensor) -> None:
         if truth.shape[-2]:
-            rows.setdefault(horizon, []).append((mean, cov, truth))
+            rows.setdefault(float(horizon), []).append((mean, cov, truth))
 
     def means(found: KernelFilterResult, x: Tensor) -> Tensor:
         return found.mean if correct is None else correct(operators, found, x)
@@ -70,11 +72,10 @@ def filter_rows(
         ):
             add(h, *operators.readout.mean_cov(moments[..., :-h, :]), truth[..., h:, :])
         if steps >= WAKING:
-            found = _run(operators, _starts(query), lam)
+            found, exact = _run(operators, _starts(query), lam), _starts(truth)
             mean = means(found, _starts(x))
             for k in range(WAKING):
-                exact = truth[..., k : steps - WAKING + 1 + k, :]
-                add(k - WAKING, mean[..., k, :], found.cov[..., k, :, :], exact)
+                add(k - WAKING, mean[..., k, :], found.cov[..., k, :, :], exact[..., k, :])
     return rows
 
 
@@ -85,12 +86,13 @@ def calibrated_rows(scaling: Scaling, several: Sequence[Rows]) -> Calibration:
         _joined([answers(scaling, *part) for rows in several for part in rows.get(h, ())])
         for h in horizons
     ]
-    return calibrate(parts, [float(h) for h in horizons])
+    return calibrate(parts, horizons)
 
 
 def _starts(rows: Float[Tensor, "*b t c"]) -> Float[Tensor, "*b s w c"]:
-    """The first rows of a sequence begun at each row."""
-    return rows.unfold(-2, WAKING, 1).movedim(-1, -2)
+    """The first rows of sequences begun at evenly spaced rows, STARTS of them at most."""
+    every = rows.unfold(-2, WAKING, 1).movedim(-1, -2)
+    return every[..., :: math.ceil(every.shape[-3] / STARTS), :, :]
 
 
 def _run(
@@ -100,15 +102,14 @@ def _run(
     return run_filter(operators, query, seen, lam.unsqueeze(-1).expand(query.shape[:-2]))
 
 
-def smoother_calibration(
+def smoother_rows(
     operators: FilterOperators,
-    scaling: Scaling,
     lam_transition: Float[Tensor, "*b"],
     lam: Float[Tensor, "*b"],
     pieces: Iterable[Piece],
-) -> Calibration:
-    """By the distance from evidence on both sides."""
-    rows: list[list[HeldOut]] = [[] for _ in BRIDGES]
+) -> Rows:
+    """Smoothed inner beliefs and truths at held-out steps, by distance from evidence."""
+    rows: Rows = {}
     middles = lam.new_tensor([(a + b) / 2 for a, b in pairwise(BRIDGES)])
     for _, query, truth in pieces:
         seen = _patterns(truth.shape[-2]).to(truth.device)
@@ -122,9 +123,8 @@ def smoother_calibration(
         for row in sorted(set(where.tolist())):
             at = (where == row).nonzero().squeeze(-1)
             m, z = (t.index_select(-2, at) for t in (mean, exact))
-            rows[row].append(answers(scaling, m, cov.index_select(-3, at), z))
-    kept = [h for h, parts in zip(BRIDGES, rows, strict=True) if parts]
-    return calibrate([_joined(parts) for parts in rows if parts], kept)
+            rows.setdefault(BRIDGES[row], []).append((m, cov.index_select(-3, at), z))
+    return rows
 
 
 def answers(scaling: Scaling, mean: Tensor, cov: Tensor, truth: Tensor) -> HeldOut:
@@ -136,10 +136,14 @@ def answers(scaling: Scaling, mean: Tensor, cov: Tensor, truth: Tensor) -> HeldO
 
 
 def _patterns(steps: int) -> Bool[Tensor, "s t"]:
-    """Which observations are there: all of them; and gaps of each length, one after the other."""
+    """Which observations are there: all of them; and gaps of each length, one after the other.
+
+    Twice, the second time half a period later, so that gaps lie at more places.
+    """
     time = torch.arange(steps, device="cpu")
     made = [torch.ones_like(time, dtype=torch.bool)]
-    made += [time % (length + BETWEEN) < BETWEEN for length in GAPS]
+    for period in (length + BETWEEN for length in GAPS):
+        made += [(time + shift) % period < BETWEEN for shift in (0, period // 2)]
     return torch.stack(made)
 
 

@@ -1,6 +1,6 @@
 """Which observations are like none of training: those say nothing about the latent."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,13 +22,16 @@ class Reach:
 
     anchors: Float[Tensor, "*b m dx"]
     limit: Float[Tensor, "*b"]  # squared
+    radius: Float[Tensor, "*b 1"] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "radius", self.limit.sqrt().unsqueeze(-1))
 
     def __call__(self, x: Float[Tensor, "*b q dx"]) -> Bool[Tensor, "*b q"]:
         if x.shape[-2] == 1 and x.shape[-1] <= FEW_COORDINATES:  # a step of a stream
-            nearest = (self.anchors - x).square().sum(-1).amin(-1, keepdim=True)
-        else:
-            nearest = nearest_squared(x, self.anchors)
-        return nearest <= self.limit.unsqueeze(-1)
+            distance: Tensor = torch.linalg.vector_norm(self.anchors - x, dim=-1)
+            return distance.amin(-1, keepdim=True) <= self.radius
+        return nearest_squared(x, self.anchors) <= self.limit.unsqueeze(-1)
 
 
 def reach_of(

@@ -94,19 +94,21 @@ class FilterOperators:
         m = prior.state if prior is not None else state @ self.transition
         r = self.rule.effective_ratio(self.weigh(self.ratio(m)))
         weights = self.update.weights(self.rule, r, query, lam)
-        usable = has_evidence(weights) & seen
+        total = weights.sum(-1)
+        usable = has_evidence(weights, total) & seen
         if familiar is not None:
             usable = usable & familiar
         keep = usable
         if not self.normalize:
             # To the letter of the paper, weights stand as they are; only a missing x is a
             # prediction. Once their total has died away the answer is worth nothing.
-            usable, keep = usable & (weights.sum(-1) > NEGLIGIBLE), seen
-        else:
-            total = weights.sum(-1, keepdim=True)
-            weights = weights / torch.where(usable.unsqueeze(-1), total, torch.ones_like(total))
+            usable, keep = usable & (total > NEGLIGIBLE), seen
+        everywhere = not torch.compiler.is_compiling() and bool(keep.all())
+        if self.normalize:
+            total = total if everywhere else torch.where(usable, total, 1.0)
+            weights = weights / total.unsqueeze(-1)
         made = self._step(weights, usable)
-        if not torch.compiler.is_compiling() and bool(keep.all()):
+        if everywhere:
             return made
         fallback = prior if prior is not None else self.predict(state)
         choose = keep.unsqueeze(-1)

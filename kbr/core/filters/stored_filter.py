@@ -14,7 +14,7 @@ from kbr.core.calibration import Calibration
 from kbr.core.errors import KbrError
 from kbr.core.filters.base import BaseFilter
 from kbr.core.filters.belief import Answering
-from kbr.core.filters.cross_fitting import pieces_inside, rows_outside
+from kbr.core.filters.cross_fitting import LeaveOut, pieces_inside
 from kbr.core.filters.describe import build, describe
 from kbr.core.filters.export import export_step
 from kbr.core.filters.held_out import (
@@ -22,7 +22,7 @@ from kbr.core.filters.held_out import (
     Piece,
     calibrated_rows,
     filter_rows,
-    smoother_calibration,
+    smoother_rows,
 )
 from kbr.core.filters.landmarks import choose_landmarks
 from kbr.core.filters.large import LargeOperators, is_large
@@ -147,15 +147,15 @@ class StoredFilter(BaseFilter):
         """The same for smoothed beliefs; measured when first asked for."""
         fitted = self._get()
         if fitted.stored.smoothing is None and self._can_calibrate():
-            block, choice = self._validation(), fitted.stored.choice
-            operators = self._without(block)
-            found = smoother_calibration(
-                operators,
-                fitted.units.z,
-                choice.lam_transition,
-                choice.lam,
-                self._pieces_of(operators, block),
-            )
+            known, choice = fitted.stored.calibration, fitted.stored.choice
+            # Held-out steps of more than one block: the first one was fit to be held out too.
+            both = known is not None and max(known.counts) > len(self._validation())
+            rows, without = [], self._left_out()
+            for block in self._blocks(first_too=both):
+                operators = without(block)
+                pieces = self._pieces_of(operators, block)
+                rows.append(smoother_rows(operators, choice.lam_transition, choice.lam, pieces))
+            found = calibrated_rows(fitted.units.z, rows)
             self._fitted = replace(fitted, stored=replace(fitted.stored, smoothing=found))
         return self._get().stored.smoothing
 
@@ -173,15 +173,11 @@ class StoredFilter(BaseFilter):
         """
         if not self._can_calibrate():
             return
-        fitted, block = self._get(), self._validation()
-        blocks = [block]
-        if first_too and not is_large(block.stop):
-            blocks.append(range(len(block)))
-        rows = []
-        for some in blocks:
-            operators = self._without(some)
-            pieces = self._pieces_of(operators, some)
-            mend = None if correct is None else correct(some)
+        fitted, rows, without = self._get(), [], self._left_out()
+        for block in self._blocks(first_too=first_too):
+            operators = without(block)
+            pieces = self._pieces_of(operators, block)
+            mend = None if correct is None else correct(block)
             rows.append(filter_rows(operators, fitted.stored.choice.lam, pieces, mend))
         found = calibrated_rows(fitted.units.z, rows)
         self._fitted = replace(fitted, stored=replace(fitted.stored, calibration=found))
@@ -195,12 +191,18 @@ class StoredFilter(BaseFilter):
         n = self._get().stored.z.shape[-2]
         return range(validation_start(n), n)
 
-    def _without(self, block: range) -> FilterOperators:
-        """Operators of the steps outside the block, with the same hyper-parameters."""
+    def _blocks(self, *, first_too: bool) -> list[range]:
+        """The validation block, and one as long at the start."""
+        last = self._validation()
+        more = first_too and not is_large(last.stop)
+        return [last, range(len(last))] if more else [last]
+
+    def _left_out(self) -> Callable[[range], FilterOperators]:
+        """Operators of the steps outside a block, with the same hyper-parameters."""
         stored = self._get().stored
         if is_large(stored.z.shape[-2]):
-            return self.operators
-        return self._copy(self.rule)._finish(rows_outside(stored, block)).operators
+            return lambda block: self.operators
+        return LeaveOut.of(self._recipe, stored, self.operators.update).operators
 
     def _pieces_of(self, operators: FilterOperators, block: range) -> list[Piece]:
         """The sequences inside a block, as these operators see them."""
