@@ -236,8 +236,6 @@ def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: fl
         print(f"  {'engine':<{width}} {metrics['filter/engine']}")
     for note in outcome.notes:
         print(f"  note: {note}")
-    if any("edge" in note for note in outcome.notes):
-        print("  widen these grids (model.scales, model.lams, ...) if the error matters")
     place = _shown(folder)
     print(f"\n  run folder:  {place}")
     print(f"  evaluate:    python evaluate.py run={place}")
