@@ -20,7 +20,7 @@ Row = Callable[[Float[Tensor, "m l"]], Float[Tensor, "m w l"]]  # errors at lam,
 RowOf = Callable[[Int[Tensor, "m"], float], Row]  # of some data sets, at a scale
 Progress = Callable[[Iterable["Trial"]], Iterable["Trial"]]
 
-SCALES = (1.0, 0.5, 2.0)  # where the search begins, in medians
+SCALES = (1.0, 0.5, 0.25, 2.0)  # where the search begins, in medians
 SCALE_BOUNDS = (2.0**-6, 2.0**5)  # a kernel that tells all points apart; one that is a line
 ETA_BOUNDS = (1e-12, 1.0)  # below, float64 loses the digits of C + eta I
 GAIN = 0.01  # share of the error by which a step outwards has to pay

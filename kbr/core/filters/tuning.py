@@ -22,7 +22,7 @@ from kbr.core.filters.search import Edge, Progress, Row, RowOf, Space, edges_of,
 VALIDATION_STEPS = 200
 MINIMUM_STEPS = 6
 
-Pair = tuple[Float[Tensor, "*b t dx"], Float[Tensor, "*b t dz"]]
+Pair = tuple[Float[Tensor, "*b _ dx"], Float[Tensor, "*b _ dz"]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
