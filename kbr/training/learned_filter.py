@@ -87,7 +87,7 @@ class LearnedFilter(TrainedFilter):
         tuning = {
             "lams": LAMS if self.lams is None else tuple(self.lams),
             "scales": tuple(self.coarse_scales),
-            "etas": self.etas,
+            "etas": self._etas(),
         }
         return FeatureModule(
             encoder,
@@ -113,7 +113,7 @@ class LearnedFilter(TrainedFilter):
                 stacklevel=3,
             )
         rule = ImportanceWeightedRule(kernel_x=Identity())
-        tuned = KernelBayesFilter(rule=rule, etas=self.etas)
+        tuned = KernelBayesFilter(rule=rule, etas=self._etas())
         choice = tuned._fit(self._on_features(), space=self._space()).choice
         capped = self.scales is None
         self.val_mse = float(choice.val_mse)
@@ -129,6 +129,9 @@ class LearnedFilter(TrainedFilter):
             "scale": float(choice.scale_z),
         }
         self._filter = self._build_filter()
+
+    def _etas(self) -> tuple[float, ...] | None:
+        return None if self.etas is None else tuple(self.etas)
 
     def _space(self) -> Space:
         """What is tried after training; values that were given are the only ones."""

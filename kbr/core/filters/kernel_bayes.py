@@ -119,7 +119,7 @@ class KernelBayesFilter(StoredFilter):
     def _fit(
         self, data: TrainingData, progress: Progress | None = None, space: Space | None = None
     ) -> "KernelBayesFilter":
-        """Choose, in a search space of the caller's if need be, and build; covariances as they are."""
+        """Choose, in the caller's search space if there is one, and build, without calibrating."""
         choice = self._choose(data.x, data.z, data.lengths, progress, space)
         stored = Stored(data.x, data.z, data.lengths, data.shape, choice, units=data.units)
         self._fitted = self._finish(stored)
@@ -235,8 +235,8 @@ class KernelBayesFilter(StoredFilter):
         recipe, x, z, choice = self._recipe, stored.x, stored.z, stored.choice
         smallest = float(choice.lam.min())
         if bool(choice.eta.isnan().any()):
-            few, _, some, lengths = tuning_part(recipe, x, z, stored.lengths)
-            choice = with_ridges(choice, few, some, lengths)
+            suited, _, some, lengths = tuning_part(recipe, x, z, stored.lengths)
+            choice = with_ridges(choice, suited, some, lengths)
         stored = replace(stored, choice=choice)
         ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
         if stored.landmarks is None and is_large(z.shape[-2]):

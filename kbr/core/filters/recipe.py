@@ -20,7 +20,7 @@ from kbr.core.features import (
 from kbr.core.filters.engine import ActiveSet, LowRank, Update, compress
 from kbr.core.filters.known_transition import TransitionRatio, known_operators
 from kbr.core.filters.operators import FilterOperators, build_operators
-from kbr.core.filters.search import ETA_BOUNDS, SCALES, Bounds, Space, search_ridge
+from kbr.core.filters.search import ETA_BOUNDS, START, Bounds, Space, search_ridge
 from kbr.core.filters.transition import leave_one_out_score, transition_pairs
 from kbr.core.inputs import check_positive
 from kbr.core.kernels import Kernel, Linear
@@ -91,7 +91,8 @@ class Recipe:
 
     def space(self) -> Space:
         """Scales and lams to try; kernels that have a bandwidth of their own are left alone."""
-        found = {"scales": SCALES} if self.scales is None else _just("scale", self.scales)
+        start = tuple(value / max(self.tried_widths()) for value in START)
+        found = {"scales": start} if self.scales is None else _just("scale", self.scales)
         if not (_is_free(self.rule.kernel_x) or _is_free(self.rule.kernel_z)):
             found = _just("scale", (1.0,))
         if self.rule.lam is not None:

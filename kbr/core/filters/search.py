@@ -1,11 +1,11 @@
 """A search over bandwidth scale and ridge that widens itself until the best cell lies inside.
 
 Scales are tried an octave apart. Where the best one is the smallest or the largest so far, the next
-octave is tried, up to a bound; then the two half octaves beside the best. The first scale is
-scored for the usual ridges, later ones for three around the best; where the best ridge of a
-promising scale is the last of them, further decades are tried with the same factors. A step outwards has to lower the error by GAIN, so that flat scores
-and luck of the validation block do not carry the choice away. Each data set searches for itself:
-those that are done take no part in later rows.
+octave is tried, up to a bound; then the two half octaves beside the best. The first scale is scored
+for the usual ridges, later ones for three around the best; where the best ridge of a promising
+scale is the last of them, further decades are tried with the same factors. A step outwards has to
+lower the error by GAIN, so that flat scores and luck of the validation block do not carry the
+choice away. Each data set searches for itself: those that are done take no part in later rows.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ Row = Callable[[Float[Tensor, "m l"]], Float[Tensor, "m w l"]]  # errors at lam,
 RowOf = Callable[[Int[Tensor, "m"], float], Row]  # of some data sets, at a scale
 Progress = Callable[[Iterable["Trial"]], Iterable["Trial"]]
 
-SCALES = (1.0, 0.5, 0.25, 2.0)  # where the search begins, in medians
+START = (2.0, 1.0, 0.5, 4.0)  # bandwidths of x where the search begins, in medians
 SCALE_BOUNDS = (2.0**-6, 2.0**5)  # a kernel that tells all points apart; one that is a line
 ETA_BOUNDS = (1e-12, 1.0)  # below, float64 loses the digits of C + eta I
 GAIN = 0.01  # share of the error by which a step outwards has to pay
@@ -135,20 +135,21 @@ def _trials(space: Space, best: Best) -> Iterator[Trial]:
     lowest, highest = space.scale_bounds
     low, high = (torch.full_like(like, end(space.scales)) for end in (min, max))
     while True:
-        down = (best.scale == low) & (low / 2 >= lowest)
-        up = (best.scale == high) & (2 * high <= highest) & ~down
+        down = (best.scale == low) & (low > lowest)
+        up = (best.scale == high) & (high < highest) & ~down
         if not bool((down | up).any()):
             break
-        low, high = torch.where(down, low / 2, low), torch.where(up, 2 * high, high)
+        low = torch.where(down, (low / 2).clamp_min(lowest), low)
+        high = torch.where(up, (2 * high).clamp_max(highest), high)
         yield from _by_scale(torch.where(down, low, high), down | up, GAIN)
     middle = best.scale.clone()
-    for scale in (0.7 * middle, 1.4 * middle):
-        yield from _by_scale(scale, (scale >= lowest) & (scale <= highest), 0.0)
+    for beside in (0.7 * middle, 1.4 * middle):
+        yield from _by_scale(beside, (beside >= lowest) & (beside <= highest), 0.0)
 
 
 def _by_scale(scale: Float[Tensor, "m"], needed: Bool[Tensor, "m"], gain: float) -> Iterator[Trial]:
     """A trial for each of the scales: a small one has a high rank, and costs the most."""
-    for value in scale[needed].unique().tolist():
+    for value in sorted(set(scale[needed].tolist())):
         yield Trial((needed & (scale == value)).nonzero().squeeze(-1), value, gain)
 
 

@@ -58,7 +58,8 @@ def leave_one_out_score(
         hit = (half * rotated).sum(-1, keepdim=True) / (1 - own)
         beta = (n - 1) * (half + inverse * rotated * hit)
         fit = (beta.square() * marginal.clamp_min(0).unsqueeze(-2)).sum(-1) / n
-        return (fit / 2 - (n - 1) * hit.squeeze(-1)).mean(-1)
+        loss: Tensor = fit / 2 - (n - 1) * hit.squeeze(-1)
+        return loss.mean(-1)
 
     return score
 

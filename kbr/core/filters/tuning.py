@@ -1,6 +1,6 @@
 """Hyper-parameters of the kernel Bayes filter, chosen on the end of the training sequence.
 
-For every bandwidth scale, eta is chosen by leave-one-out and several lams are filtered as one batch.
+For every bandwidth scale, eta is chosen by leave-one-out and a few lams are filtered as one batch.
 Ref: Xu et al. 2022, section 5.2 (the last 200 steps of the training sequence as validation set).
 """
 
@@ -104,7 +104,8 @@ def with_ridges(
 ) -> Choice:
     """The choice with the ridges of all latents, and whether eta lies on an edge."""
     _, ridges = recipe.ridged_latents(z, choice.scale_z, lengths)
-    made, eta = replace(choice, **ridges), ridges["eta"]
+    eta = ridges["eta"]
+    made = replace(choice, eta=eta, lam_transition=ridges["lam_transition"])
     if recipe.given_eta is not None or isinstance(recipe.rule.ratio, TransitionRatio):
         return made  # not chosen, or not used
     bounds = recipe.eta_bounds if recipe.etas is None else None
