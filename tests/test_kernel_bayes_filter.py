@@ -175,12 +175,14 @@ def test_observations_of_any_shape(data):
 
 def test_tuning_chooses_the_lowest_validation_error(data):
     """The choice is the best single cell, and its own fit has the grid's eta by leave-one-out."""
-    filt = KernelBayesFilter(**SMALL_GRID).fit(data.x_train, data.z_train)
+    units = {"standardize": False}
+    filt = KernelBayesFilter(**SMALL_GRID, **units).fit(data.x_train, data.z_train)
     cut = validation_start(200)
     errors = {}
     for scale in SMALL_GRID["scales"]:
         for lam in SMALL_GRID["lams"]:
-            one = KernelBayesFilter(rule=ImportanceWeightedRule(lam=lam), scales=(scale,))
+            rule = ImportanceWeightedRule(lam=lam)
+            one = KernelBayesFilter(rule=rule, scales=(scale,), **units)
             one.fit(data.x_train[:cut], data.z_train[:cut])
             mean = one.filter(data.x_train[cut:]).mean
             errors[scale, lam] = float((mean - data.z_train[cut:]).square().sum(-1).mean())
@@ -192,6 +194,18 @@ def test_tuning_chooses_the_lowest_validation_error(data):
     assert float(choice.lam_transition) == float(choice.eta)
 
 
+def test_covariances_are_measured_on_steps_that_the_filter_did_not_see():
+    """A filter that knows its training steps by heart is as unsure as its errors on others."""
+    data = Rotation().generate(n_train=200, n_test=200, seed=1000)
+    rule = ImportanceWeightedRule(lam=1e-6)
+    filt = KernelBayesFilter(rule=rule, scales=(0.1,), eta=1e-3).fit(data.x_train, data.z_train)
+    out, seen = filt.filter(data.x_test), filt.filter(data.x_train)
+    error = float((out.mean - data.z_test).square().sum(-1).mean())
+    by_heart = float((seen.mean - data.z_train).square().sum(-1).mean())
+    assert by_heart < 0.2 * error
+    assert float(out.cov.diagonal(dim1=-2, dim2=-1).sum(-1).mean()) > 0.5 * error
+
+
 def test_tuning_sees_training_data_only(filt, data):
     """Filtering changes nothing in the fitted filter."""
     before = filt.state()
@@ -201,18 +215,13 @@ def test_tuning_sees_training_data_only(filt, data):
     assert before["choice"] == after["choice"]
 
 
-def test_edge_of_a_grid_is_reported(data):
-    filt = KernelBayesFilter(scales=(3.0, 9.0), lams=(1e-2,)).fit(data.x_train, data.z_train)
-    assert any("scale at the lower edge (3) in 1 of 1" in edge for edge in filt.choice.edges)
-
-
 def test_progress_sees_every_bandwidth(data):
     seen = []
     grid = KernelBayesFilter(**SMALL_GRID)
     grid.fit(
-        data.x_train, data.z_train, progress=lambda cells: (seen.append(c) or c for c in cells)
+        data.x_train, data.z_train, progress=lambda rows: (seen.append(r.scale) or r for r in rows)
     )
-    assert [scale for scale, _ in seen] == list(SMALL_GRID["scales"])
+    assert seen == list(SMALL_GRID["scales"])
 
 
 @pytest.mark.parametrize(("n", "start"), [(6, 4), (300, 200), (599, 400), (600, 400), (900, 700)])

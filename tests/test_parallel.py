@@ -43,7 +43,7 @@ COMMON = [
     "encoder.n_features=6",
 ]
 # The smallest ridges magnify single-precision rounding.
-SMALL = [*COMMON, "model.filter.n_fourier=32", "+model.filter.lams=[1e-3,1e-2,1e-1]"]
+SMALL = [*COMMON, "model.filter.n_fourier=32", "model.filter.lams=[1e-3,1e-2,1e-1]"]
 
 
 def points(n: int = 61) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

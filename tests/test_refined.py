@@ -1,5 +1,7 @@
 """Refined filters: exact gradients, nothing worse than the start, streaming equal to batch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -83,7 +85,7 @@ def test_data_sets_refined_together_are_those_refined_alone(data, tuned):
 def test_a_readout_with_a_huge_ridge_changes_nothing(data, tuned):
     result = tuned.filter(data[2])
     readout = fit_readout(tuned, ridge=1e12)
-    found = readout(result.mean, predicted_means(tuned, result), data[2], result.evidence)
+    found = readout(result.mean, predicted_means(tuned.operators, result), data[2], result.evidence)
     torch.testing.assert_close(found, result.mean, rtol=0, atol=1e-8)
 
 
@@ -99,6 +101,29 @@ def test_a_readout_finds_a_bias_of_the_filter(data):
         return float((mean - z_test - 5).square().sum(-1).mean())
 
     assert error(better.mean) < 0.5 * error(plain.mean)
+
+
+def test_a_readout_is_learned_from_steps_that_the_filter_did_not_see(data):
+    """Its coefficients are those of a regression on blocks that filters of the rest answer."""
+    x, z = data[0][0], data[1][0] + 5
+    rule = ImportanceWeightedRule(normalize=False, lam=1e-2)
+    base = KernelBayesFilter(rule=rule, scales=(0.5,), eta=1e-3, standardize=False)
+    readout = fit_readout(base.fit(x, z), ridge=1.0)
+    rows, missed = [], []
+    for a, b in ((0, 30), (30, 60), (60, 90)):
+        parts = [part for part in (slice(0, a), slice(b, 90)) if part.start < part.stop]
+        other = replace(base).fit([x[part] for part in parts], [z[part] for part in parts])
+        result = other.filter(x[a:b])
+        before, ones = predicted_means(other.operators, result), torch.ones(b - a, 1)
+        there = result.evidence.unsqueeze(-1)
+        rows.append(torch.cat([result.mean, before, x[a:b], ones], -1) * there)
+        missed.append((z[a:b] - result.mean) * there)
+    design, target = torch.cat(rows), torch.cat(missed)
+    size = design.square().mean(0).sqrt()
+    scaled = design / size
+    solved = torch.linalg.solve(scaled.mT @ scaled + torch.eye(len(size)), scaled.mT @ target)
+    expected = solved / size.unsqueeze(-1)
+    torch.testing.assert_close(readout.coefficients, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_streaming_equals_batch_also_where_observations_are_missing(data, refined):

@@ -247,8 +247,6 @@ def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: fl
         print(f"  {'engine':<{width}} {metrics['filter/engine']}")
     for note in outcome.notes:
         print(f"  note: {note}")
-    if any("edge" in note for note in outcome.notes):
-        print("  widen these grids (model.scales, model.lams, ...) if the error matters")
     print(f"\n  run folder:  {shown(folder)}")
     print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)))}")
     if (folder / "tensorboard").is_dir():

@@ -1,7 +1,6 @@
 """Models whose network is trained: one training for each seed, then an outcome like any other."""
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -13,6 +12,7 @@ from hydra.utils import instantiate
 
 from kbr.app.image_figures import encoder_figure
 from kbr.app.methods import Outcome
+from kbr.app.notes import edge_notes
 from kbr.app.problems import Filtering, PosteriorMean, Problem, Sequential
 from kbr.app.run_folder import BEST, RunContext
 from kbr.app.view import View, spread_out
@@ -20,6 +20,7 @@ from kbr.core.errors import KbrError
 from kbr.core.file_rows import FileRows
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
 from kbr.core.filters.result import FilterResult, mean_squared_error
+from kbr.core.filters.search import Edge
 from kbr.core.units import Units
 from kbr.training.encoders import MLP
 from kbr.training.gaze import LogGaze
@@ -50,7 +51,7 @@ class TrainedMethod:
         quiet_lightning()
         shown = context.is_first and not context.quiet
         parts, raw, started = [], [], time.perf_counter()
-        edges: list[str] = []
+        edges: list[Edge] = []
         spent = 0.0
         for number, seed in enumerate(seeds, 1):
             trial_started = time.time()
@@ -88,7 +89,7 @@ class TrainedMethod:
             )
             if not context.is_first:
                 continue
-            edges += filt.edges
+            edges += [replace(edge, of=len(seeds)) for edge in filt.edges]
             began = time.perf_counter()
             result, truth = problem.test(filt, data)  # type: ignore[arg-type]
             spent += time.perf_counter() - began
@@ -111,7 +112,7 @@ class TrainedMethod:
         return replace(
             made,
             labels=problem.labels,
-            notes=(*notes, *_counted(edges, len(seeds))),
+            notes=(*notes, *edge_notes(edges, "model.filter")),
             view=cache(lambda: self._view(problem, seeds, context.folder)),
         )
 
@@ -176,12 +177,6 @@ def in_file(x_train: Any) -> bool:
 def _trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:
     """The run folder itself, or a folder for each seed where there are several."""
     return folder if len(seeds) == 1 else folder / f"seed_{seed}"
-
-
-def _counted(edges: Sequence[str], trials: int) -> tuple[str, ...]:
-    """Notes of single trainings, each `... in 1 of 1`, as one for all of them."""
-    counts = Counter(note.removesuffix(" in 1 of 1") for note in edges)
-    return tuple(f"{note} in {count} of {trials}" for note, count in counts.items())
 
 
 def _plain(data: Any) -> Units:

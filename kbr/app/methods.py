@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kbr.app.notes import edge_notes
 from kbr.app.plan import announce
 from kbr.app.problems import PosteriorMean, Problem, Sequential
 from kbr.app.progress import grid_progress
@@ -24,7 +25,7 @@ from kbr.core import checkpoint
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap
-from kbr.core.filters.kernel_bayes import ETAS, SCALES, WIDTHS, KernelBayesFilter
+from kbr.core.filters.kernel_bayes import WIDTHS, KernelBayesFilter
 from kbr.core.filters.known_transition import TransitionRatio
 from kbr.core.filters.large import is_large
 from kbr.core.filters.storage import RUN_KIND as KIND  # of the checkpoints written here
@@ -88,9 +89,9 @@ class KernelMethod:
     lam_transition: float | None = None
     tune: bool = False
     true_ratio: bool = False
-    scales: Sequence[float] = SCALES
+    scales: Sequence[float] | None = None
     widths: Sequence[float] = WIDTHS
-    etas: Sequence[float] = ETAS
+    etas: Sequence[float] | None = None
     lams: Sequence[float] | None = None
     engine: str = "auto"
 
@@ -128,10 +129,10 @@ class KernelMethod:
             rule=rule,
             eta=self.eta,
             lam_transition=self.lam_transition,
-            scales=tuple(self.scales),
+            scales=None if self.scales is None else tuple(self.scales),
             widths=tuple(self.widths),
-            etas=tuple(self.etas),
-            lams=self.lams,
+            etas=None if self.etas is None else tuple(self.etas),
+            lams=None if self.lams is None else tuple(self.lams),
             engine=self.engine,  # type: ignore[arg-type]
             standardize=False,  # the problem's units do, where it has any
         )
@@ -160,7 +161,7 @@ class KernelMethod:
                 "filter/rank_z": operators.phi.shape[-1],
                 **problem.info(),
             },
-            notes=made.choice.edges,
+            notes=edge_notes(made.choice.edges, "model"),
             state={"kind": KIND, "filter": made.state()},
             view=cache(lambda: problem.view(data, self._first(made, problem))),
         )

@@ -1,22 +1,22 @@
 """Progress bars, on a terminal only."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from tqdm import tqdm
 
-from kbr.core.filters.tuning import Progress
+from kbr.core.filters.search import Progress, Trial
 
 
 def grid_progress(filters: int, quiet: bool) -> Progress | None:
-    """A bar over bandwidth settings, each of which runs `filters` filters as one batch."""
+    """A bar over bandwidth scales, each of which runs `filters` filters as one batch."""
     if quiet:
         return None
 
-    def bar(grid: Sequence[tuple[float, float]]) -> Iterable[tuple[float, float]]:
+    def bar(trials: Iterable[Trial]) -> Iterable[Trial]:
         text = f"tuning ({filters} filters each)"
-        shown: Iterable[tuple[float, float]] = tqdm(
-            grid, desc=text, ncols=80, leave=False, disable=not sys.stderr.isatty()
+        shown: Iterable[Trial] = tqdm(
+            trials, desc=text, ncols=80, leave=False, disable=not sys.stderr.isatty()
         )
         return shown
 

@@ -13,7 +13,8 @@ from kbr.core.errors import KbrError
 from kbr.core.features import Identity, PivotedCholesky, RandomFourier
 from kbr.core.file_rows import FileRows
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult
-from kbr.core.filters.kernel_bayes import ETAS, KernelBayesFilter
+from kbr.core.filters.kernel_bayes import KernelBayesFilter
+from kbr.core.filters.search import SCALE_BOUNDS, Space
 from kbr.core.filters.training_data import TrainingData
 from kbr.core.inputs import check_positive
 from kbr.core.kernels import Gaussian
@@ -26,8 +27,9 @@ from kbr.training.sequence_module import SequenceModule
 from kbr.training.trained_filter import TrainedFilter
 
 LAMS = tuple(10.0**k for k in range(-6, 2))  # learned features want ridges up to 10
+LAM_BOUNDS = (1e-9, 1e4)
 TARGET_TOLERANCE = 1e-6  # of the targets' kernel; their features are float32
-SCALES = (0.25, 0.35, 0.5, 0.7, 1.0)  # wider kernels of z only win by luck of the validation block
+WIDEST = 1.0  # wider kernels of z only win by luck of the validation block: no edge to widen
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -39,8 +41,9 @@ class LearnedFilter(TrainedFilter):
                   the kernel itself on the training latents);
     n_fourier     how many random Fourier features;
     scale         their bandwidth, in median distances of the training latents;
-    lams, scales, etas   grids of the filter fitted after training, on all training steps;
-    coarse_scales the scales tried when the validation error is computed during training;
+    lams, scales, etas   of the filter fitted after training, on all training steps; None: searched;
+    coarse_scales the scales tried when the validation error is computed during training; the search
+                  begins with them;
     chunk         frames at once where there are more than 4000: the exact loss, in less memory.
 
     Ref: Xu et al. 2022, sections 3.3 and 5.3, Algorithm 2.
@@ -50,9 +53,9 @@ class LearnedFilter(TrainedFilter):
     targets: str = "fourier"
     n_fourier: int = 512
     scale: float = 1.0
-    lams: Sequence[float] = LAMS
-    scales: Sequence[float] = SCALES
-    etas: Sequence[float] = ETAS
+    lams: Sequence[float] | None = None
+    scales: Sequence[float] | None = None
+    etas: Sequence[float] | None = None
     coarse_scales: Sequence[float] = (0.25, 0.5, 1.0)
     chunk: int = 1000
 
@@ -82,9 +85,9 @@ class LearnedFilter(TrainedFilter):
         if self.targets == "cholesky":
             exact = PivotedCholesky(kernel=kernel, tolerance=TARGET_TOLERANCE).fit(z)
         tuning = {
-            "lams": tuple(self.lams),
+            "lams": LAMS if self.lams is None else tuple(self.lams),
             "scales": tuple(self.coarse_scales),
-            "etas": tuple(self.etas),
+            "etas": self._etas(),
         }
         return FeatureModule(
             encoder,
@@ -110,11 +113,15 @@ class LearnedFilter(TrainedFilter):
                 stacklevel=3,
             )
         rule = ImportanceWeightedRule(kernel_x=Identity())
-        tuned = KernelBayesFilter(
-            rule=rule, lams=tuple(self.lams), scales=tuple(self.scales), etas=tuple(self.etas)
-        )._fit(self._on_features())
-        choice = tuned.choice
-        self.val_mse, self.edges = float(choice.val_mse), choice.edges
+        tuned = KernelBayesFilter(rule=rule, etas=self._etas())
+        choice = tuned._fit(self._on_features(), space=self._space()).choice
+        capped = self.scales is None
+        self.val_mse = float(choice.val_mse)
+        self.edges = tuple(
+            edge
+            for edge in choice.edges
+            if not (capped and edge.setting == "scales" and edge.end == "upper")
+        )
         self.chosen = {
             "lam": float(choice.lam),
             "eta": float(choice.eta),
@@ -122,6 +129,18 @@ class LearnedFilter(TrainedFilter):
             "scale": float(choice.scale_z),
         }
         self._filter = self._build_filter()
+
+    def _etas(self) -> tuple[float, ...] | None:
+        return None if self.etas is None else tuple(self.etas)
+
+    def _space(self) -> Space:
+        """What is tried after training; values that were given are the only ones."""
+        return Space(
+            scales=tuple(self.coarse_scales if self.scales is None else self.scales),
+            scale_bounds=None if self.scales is not None else (SCALE_BOUNDS[0], WIDEST),
+            lams=LAMS if self.lams is None else tuple(self.lams),
+            lam_bounds=LAM_BOUNDS if self.lams is None else None,
+        )
 
     def _build_filter(self) -> KernelBayesFilter:
         """The filter of the chosen hyper-parameters: the same after training and from a file."""

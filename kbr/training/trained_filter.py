@@ -20,6 +20,7 @@ from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 from kbr.core.file_rows import FileRows
 from kbr.core.filters.base import BaseFilter
+from kbr.core.filters.search import Edge
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive
 from kbr.core.units import Units
 from kbr.training.callbacks import KeepBest
@@ -66,7 +67,7 @@ class TrainedFilter(BaseFilter):
     def __post_init__(self) -> None:
         self.val_mse = float("nan")
         self.chosen: dict[str, float] = {}
-        self.edges: tuple[str, ...] = ()  # grid edges that the last fit chose, in words
+        self.edges: tuple[Edge, ...] = ()  # what the last fit chose at an end of what it may
         self.n_epochs = 0
         self._module: SequenceModule | None = None
         self._shape: tuple[int, ...] = ()  # of one observation, in inner coordinates

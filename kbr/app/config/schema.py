@@ -187,9 +187,9 @@ class KernelMethod:
     lam_transition: Positive | None
     tune: bool
     true_ratio: bool
-    scales: Grid
+    scales: Grid | None
     widths: Grid
-    etas: Grid
+    etas: Grid | None
     lams: Grid | None
     engine: Literal["auto", "low_rank", "compressed", "active_set"]
 
@@ -253,9 +253,9 @@ class LearnedFilter(TrainedFilter):
     targets: Literal["fourier", "cholesky"]
     n_fourier: Annotated[int, Range(2, most=10**6)]
     scale: Positive
-    lams: Grid
-    scales: Grid
-    etas: Grid
+    lams: Grid | None
+    scales: Grid | None
+    etas: Grid | None
     coarse_scales: Grid
     chunk: Count
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from kbr.core.features import Features
 from kbr.core.filters.engine import ActiveSet, Compressed, LowRank, Update
 from kbr.core.filters.operators import FilterOperators
-from kbr.core.filters.recipe import Recipe
+from kbr.core.filters.recipe import TOLERANCE, Recipe
 from kbr.core.filters.storage import Stored
-from kbr.core.filters.tuning import TOLERANCE, split_lengths
+from kbr.core.filters.tuning import split_lengths
 
 FOLDS = 3
 

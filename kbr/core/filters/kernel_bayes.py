@@ -26,19 +26,18 @@ from kbr.core.filters.recipe import (
     observation_tolerance,
 )
 from kbr.core.filters.run import run_filter, run_smoother
+from kbr.core.filters.search import Progress, Space
 from kbr.core.filters.sequences import reshape_result
 from kbr.core.filters.storage import Stored
 from kbr.core.filters.stored_filter import SETTINGS, Fitted, StoredFilter
 from kbr.core.filters.training_data import TrainingData, training_data
 from kbr.core.filters.transition import transition_pairs
-from kbr.core.filters.tuning import Choice, Progress, choose, with_ridges
+from kbr.core.filters.tuning import Choice, choose, with_ridges
 from kbr.core.inputs import ArrayLike
 from kbr.core.rules import NEGLIGIBLE, ImportanceWeightedRule, Rule, normalize_ratio
 from kbr.core.units import Units
 
-SCALES = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8)
 WIDTHS = (2.0,)  # bandwidth of x over that of z, in medians: 1 in the paper, 2 filters better
-ETAS = tuple(10.0 ** (k / 2) for k in range(-14, -5))  # 1e-7 .. 1e-3
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -46,7 +45,8 @@ class KernelBayesFilter(StoredFilter):
     """Filtering by kernel Bayes' rule, learned from sequences of pairs (x_t, z_t).
 
     What is None is chosen from the training data alone: eta by KuLSIF's leave-one-out, bandwidths
-    and lam by the filter's error on the end of the training sequence. `rule` is the update; with
+    and lam by the filter's error on the end of the training sequence. `scales` (of bandwidths, in
+    medians), `etas` and `lams` that are given are the only ones tried. `rule` is the update; with
     `ImportanceWeightedRule(normalize=False)` and `widths=(1,)` this is the paper's algorithm to the
     letter, without normalised weights and without recovery from outliers.
 
@@ -59,9 +59,9 @@ class KernelBayesFilter(StoredFilter):
     rule: Rule = field(default_factory=ImportanceWeightedRule)
     eta: float | None = None
     lam_transition: float | None = None
-    scales: Sequence[float] = SCALES
+    scales: Sequence[float] | None = None
     widths: Sequence[float] = WIDTHS
-    etas: Sequence[float] = ETAS
+    etas: Sequence[float] | None = None
     lams: Sequence[float] | None = None
     engine: Engine = "auto"
     standardize: bool | None = None
@@ -116,9 +116,11 @@ class KernelBayesFilter(StoredFilter):
         self._calibrate()
         return self
 
-    def _fit(self, data: TrainingData, progress: Progress | None = None) -> "KernelBayesFilter":
-        """Choose and build, without measuring the covariances."""
-        choice = self._choose(data.x, data.z, data.lengths, progress)
+    def _fit(
+        self, data: TrainingData, progress: Progress | None = None, space: Space | None = None
+    ) -> "KernelBayesFilter":
+        """Choose, in the caller's search space if there is one, and build, without calibrating."""
+        choice = self._choose(data.x, data.z, data.lengths, progress, space)
         stored = Stored(data.x, data.z, data.lengths, data.shape, choice, units=data.units)
         self._fitted = self._finish(stored)
         return self
@@ -128,7 +130,7 @@ class KernelBayesFilter(StoredFilter):
     ) -> Choice:
         """What `fit` would choose, besides the ridges eta and lam', without fitting."""
         data = training_data(x, z, standardize=self._standardized())
-        return self._choose(data.x, data.z, data.lengths, None)
+        return self._choose(data.x, data.z, data.lengths)
 
     def _standardized(self) -> tuple[bool, bool]:
         """Whether x and z are standardised."""
@@ -214,11 +216,16 @@ class KernelBayesFilter(StoredFilter):
         return Step(weights, m, operators.readout(weights), none)
 
     def _choose(
-        self, x: Tensor, z: Tensor, lengths: Sequence[int], progress: Progress | None
+        self,
+        x: Tensor,
+        z: Tensor,
+        lengths: Sequence[int],
+        progress: Progress | None = None,
+        space: Space | None = None,
     ) -> Choice:
         transition_pairs(lengths)  # fails early where there is no step to learn from
         recipe, x_few, z_few, few = tuning_part(self._recipe, x, z, lengths)
-        return choose(recipe, x_few.to(torch.float64), z_few, few, progress)
+        return choose(recipe, x_few.to(torch.float64), z_few, few, progress, space)
 
     def _copy(self, rule: Rule) -> "KernelBayesFilter":
         return replace(self, rule=rule)
@@ -228,9 +235,8 @@ class KernelBayesFilter(StoredFilter):
         recipe, x, z, choice = self._recipe, stored.x, stored.z, stored.choice
         smallest = float(choice.lam.min())
         if bool(choice.eta.isnan().any()):
-            _, _, some, lengths = tuning_part(recipe, x, z, stored.lengths)
-            close = recipe.latents(some, choice.scale_z, latent_tolerance(min(recipe.etas)))
-            choice = with_ridges(choice, *recipe.ridges(close.train, lengths), recipe)
+            suited, _, some, lengths = tuning_part(recipe, x, z, stored.lengths)
+            choice = with_ridges(choice, suited, some, lengths)
         stored = replace(stored, choice=choice)
         ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
         if stored.landmarks is None and is_large(z.shape[-2]):

@@ -31,6 +31,7 @@ SUBSET = 20_000  # evenly spaced points among which pivots are found
 STORED = torch.float32  # of the tables
 LATENT_RANK, OBSERVATION_RANK, COMPRESSED_RANK = 160, 96, 256  # columns of the tables at most
 SMALLEST_LAM = 5e-5  # below this ridge float32 tables lose digits that show
+SMALLEST_ETA = 1e-8  # their factor of the latents leaves out a tenth of it
 SECONDS, CHOOSING = 30e-6, 1.2e-3  # on one core for each point: tables, and hyper-parameters
 
 
@@ -52,14 +53,12 @@ def tuning_part(
 ) -> tuple[Recipe, Tensor, Tensor, list[int]]:
     """What hyper-parameters are chosen on: all points or, of very many, the last ones.
 
-    Then ridges too small for a compressed update are not among those tried unless asked for.
+    Then ridges too small for float32 tables are not among those tried unless asked for.
     """
     n = z.shape[-2]
     if not is_large(n):
         return recipe, x, z, list(lengths)
-    if recipe.lams is None:
-        usual = tuple(lam for lam in recipe.rule.LAMS if lam >= SMALLEST_LAM)
-        recipe = replace(recipe, lams=usual or None)
+    recipe = replace(recipe, least_lam=SMALLEST_LAM, least_eta=SMALLEST_ETA)
     return recipe, x[..., -RECENT:, :], z[..., -RECENT:, :], last_lengths(lengths, RECENT)
 
 

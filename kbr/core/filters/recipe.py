@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -20,7 +20,8 @@ from kbr.core.features import (
 from kbr.core.filters.engine import ActiveSet, LowRank, Update, compress
 from kbr.core.filters.known_transition import TransitionRatio, known_operators
 from kbr.core.filters.operators import FilterOperators, build_operators
-from kbr.core.filters.transition import conditional_leave_one_out, transition_pairs
+from kbr.core.filters.search import ETA_BOUNDS, START, Bounds, Space, search_ridge
+from kbr.core.filters.transition import leave_one_out_score, transition_pairs
 from kbr.core.inputs import check_positive
 from kbr.core.kernels import Kernel, Linear
 from kbr.core.ratios import KuLSIF
@@ -31,6 +32,11 @@ FULL_RANK = 0.45  # above this share of n, features of x cost more than the acti
 ROUGH_RANK = 64  # leading features of full-rank kernels, enough to choose bandwidth and ridge
 COMPRESSED_SHARE = 0.6  # compression pays when its pivots are fewer than this share of n
 COMPRESSED_LAM = 5e-4  # below this ridge compression loses digits that show
+ROUGH_LAM = 1e-6  # below this ridge it loses those by which ridges are told apart
+TOLERANCE = 1e-7  # of factors to choose with: that needs fewer digits than filtering
+SMALL_ETA = 1e-5  # below this ridge what the factor of the latents leaves out shows
+CLOSE = 1e-11  # so it is made again, to this tolerance
+BELOW, ABOVE = 1e-5, 1e3  # how far lam is searched beyond the rule's usual values, as factors
 
 
 def latent_tolerance(eta: float) -> float:
@@ -45,16 +51,22 @@ def observation_tolerance(lam: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recipe:
-    """The hyper-parameters of a kernel Bayes filter; None and grids are chosen from data."""
+    """The hyper-parameters of a kernel Bayes filter.
+
+    None is searched from data; of several values that are given, one is chosen. `least_lam` and
+    `least_eta` end the search where less would be lost in rounding.
+    """
 
     rule: Rule
     eta: float | None
     lam_transition: float | None
-    scales: Sequence[float]
+    scales: Sequence[float] | None
     widths: Sequence[float]
-    etas: Sequence[float]
+    etas: Sequence[float] | None
     lams: Sequence[float] | None
     engine: Engine
+    least_lam: float = 0.0
+    least_eta: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule.ratio, KuLSIF | TransitionRatio):
@@ -77,18 +89,37 @@ class Recipe:
     def normalize(self) -> bool:
         return getattr(self.rule, "normalize", False)
 
-    def ridge_grid(self) -> tuple[float, ...]:
-        """Values of lam to try: the rule's own if it has one, else `lams`, else the rule's grid."""
+    def space(self) -> Space:
+        """Scales and lams to try; kernels that have a bandwidth of their own are left alone."""
+        start = tuple(value / max(self.tried_widths()) for value in START)
+        found = {"scales": start} if self.scales is None else _just("scale", self.scales)
+        if not (_is_free(self.rule.kernel_x) or _is_free(self.rule.kernel_z)):
+            found = _just("scale", (1.0,))
         if self.rule.lam is not None:
-            return (float(self.rule.lam),)
-        return tuple(self.lams) if self.lams is not None else self.rule.LAMS
+            return Space(**found, **_just("lam", (float(self.rule.lam),)))
+        if self.lams is not None:
+            return Space(**found, **_just("lam", self.lams))
+        usual = self.rule.LAMS
+        bounds = (max(BELOW * min(usual), self.least_lam), ABOVE * max(usual))
+        lams = tuple(lam for lam in usual if lam >= bounds[0]) or (bounds[0],)
+        return Space(**found, lams=lams, lam_bounds=bounds)
 
-    def bandwidth_grid(self) -> list[tuple[float, float]]:
-        """Pairs (scale of z, width of x over z); kernels that have a bandwidth are left alone."""
-        x_free, z_free = _is_free(self.rule.kernel_x), _is_free(self.rule.kernel_z)
-        scales = tuple(self.scales) if x_free or z_free else (1.0,)
-        widths = tuple(self.widths) if x_free else (1.0,)
-        return [(scale, width) for scale in scales for width in widths]
+    @property
+    def given_eta(self) -> float | None:
+        """The filter's eta, else its ratio's; None: to be chosen."""
+        ratio = self.rule.ratio
+        if self.eta is None and isinstance(ratio, KuLSIF) and ratio.eta is not None:
+            return float(ratio.eta)
+        return self.eta
+
+    def tried_widths(self) -> tuple[float, ...]:
+        """Widths of x over z."""
+        return tuple(self.widths) if _is_free(self.rule.kernel_x) else (1.0,)
+
+    @property
+    def eta_bounds(self) -> Bounds:
+        """Where eta is searched if there are no `etas`."""
+        return max(ETA_BOUNDS[0], self.least_eta), ETA_BOUNDS[1]
 
     def latents(
         self, z: Float[Tensor, "*b n dz"], scale: float | Tensor, tolerance: float
@@ -141,7 +172,8 @@ class Recipe:
             return _active_set(Linear(), chosen.fit(x).train)
         else:
             features = _fit(chosen, x)
-        exact = not rough and lam < COMPRESSED_LAM
+        least = lam if self.rule.SPARSE else lam**0.5  # the other rule's is of a squared operator
+        exact = least < ROUGH_LAM if rough else lam < COMPRESSED_LAM
         if self.engine == "low_rank" or (self.engine == "auto" and exact):
             return LowRank(features)
         # psi_i psi_i' is off by the root of the tolerance, which must stay far below lam.
@@ -158,19 +190,31 @@ class Recipe:
         self, phi: Float[Tensor, "*b n p"], lengths: Sequence[int]
     ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
         """eta (leave-one-out unless given) and the transition's ridge (eta unless given)."""
-        ones = phi.new_ones(phi.shape[:-2])
-        given, ratio = self.eta, self.rule.ratio
-        if given is None and isinstance(ratio, KuLSIF) and ratio.eta is not None:
-            given = float(ratio.eta)
+        ones, given = phi.new_ones(phi.shape[:-2]), self.given_eta
         if given is not None:
             eta = given * ones
         else:
             before, after = (rows.to(phi.device) for rows in transition_pairs(lengths))
-            scores = conditional_leave_one_out(
-                phi, phi.index_select(-2, before), phi.index_select(-2, after), self.etas
+            score = leave_one_out_score(
+                phi, phi.index_select(-2, before), phi.index_select(-2, after)
             )
-            eta = phi.new_tensor(tuple(self.etas))[scores.argmin(0)]
+            if self.etas is None:
+                eta = search_ridge(score, ones, self.eta_bounds)
+            else:
+                scores = torch.stack([score(value) for value in self.etas])
+                eta = phi.new_tensor(tuple(self.etas))[scores.argmin(0)]
         return eta, eta if self.lam_transition is None else self.lam_transition * ones
+
+    def ridged_latents(
+        self, z: Float[Tensor, "*b n dz"], scale: float | Tensor, lengths: Sequence[int]
+    ) -> tuple[Features, dict[str, Tensor]]:
+        """Features of the latents close enough to choose with, and both ridges."""
+        latents = self.latents(z, scale, TOLERANCE)
+        eta, lam_transition = self.ridges(latents.train, lengths)
+        if float(eta.min()) < SMALL_ETA:
+            latents = self.latents(z, scale, CLOSE)
+            eta, lam_transition = self.ridges(latents.train, lengths)
+        return latents, {"eta": eta, "lam_transition": lam_transition}
 
     def operators(
         self,
@@ -195,6 +239,11 @@ class Recipe:
             lam_transition=lam_transition,
             normalize=self.normalize,
         )
+
+
+def _just(name: str, values: Sequence[float]) -> dict[str, Any]:
+    """These values of a space and no others."""
+    return {f"{name}s": tuple(values), f"{name}_bounds": None}
 
 
 def _is_free(kernel: Kernel | FeatureMap) -> bool:

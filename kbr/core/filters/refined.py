@@ -22,9 +22,10 @@ from kbr.core.filters.operators import FilterOperators
 from kbr.core.filters.readout import RIDGE, Readout, corrected, fit_readout, readout_without
 from kbr.core.filters.refine import refine
 from kbr.core.filters.retune import retune
+from kbr.core.filters.search import Progress
 from kbr.core.filters.storage import member
 from kbr.core.filters.training_data import training_data
-from kbr.core.filters.tuning import Choice, Progress
+from kbr.core.filters.tuning import Choice
 from kbr.core.units import Units
 
 KIND = "kbr.refined"  # of checkpoints with such filters

@@ -11,6 +11,7 @@ from torch import Tensor
 from kbr.core.calibration import Calibration
 from kbr.core.errors import KbrError
 from kbr.core.filters.landmarks import Landmarks
+from kbr.core.filters.search import Edge
 from kbr.core.filters.tuning import CHOICES, Choice
 from kbr.core.units import Units
 
@@ -68,7 +69,7 @@ def pack(stored: Stored) -> dict[str, Any]:
         "lengths": list(stored.lengths),
         "shape": list(stored.shape),
         "choice": {name: getattr(stored.choice, name) for name in CHOICES},
-        "edges": list(stored.choice.edges),
+        "edges": [dict(vars(edge)) for edge in stored.choice.edges],
     }
     if stored.landmarks is not None:
         small = {"x": stored.x, "z": stored.z, **vars(stored.landmarks)}
@@ -120,7 +121,7 @@ def unpack(content: object) -> Stored:
             z,
             lengths,
             shape,
-            Choice(**choice, edges=tuple(str(edge) for edge in content["edges"])),
+            Choice(**choice, edges=_edges(content["edges"])),
             landmarks,
             None if compression is None else Compression(**compression),
             _calibration(content.get("calibration"), z),
@@ -174,6 +175,12 @@ def _calibration(found: Any, z: Tensor) -> Calibration | None:
     assert made.scores.shape[:-1] == (*batch, rows)
     assert 0 < max(made.counts) <= made.scores.shape[-1]
     return made
+
+
+def _edges(found: object) -> tuple[Edge, ...]:
+    """None from files of before, which hold sentences."""
+    assert isinstance(found, list)
+    return tuple(Edge(**edge) for edge in found if isinstance(edge, dict))
 
 
 def _numbers(value: object, *, finite: bool = True) -> Tensor:

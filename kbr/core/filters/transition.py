@@ -3,7 +3,7 @@
 Ref: Xu et al. 2022, section 4.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -27,16 +27,16 @@ def transition_pairs(lengths: Sequence[int]) -> tuple[Int[Tensor, "k"], Int[Tens
     return previous, previous + 1
 
 
-def conditional_leave_one_out(
+def leave_one_out_score(
     phi: Float[Tensor, "*b n p"],
     before: Float[Tensor, "*b k p"],
     after: Float[Tensor, "*b k p"],
-    etas: Sequence[float],
-) -> Float[Tensor, "e *b"]:
+) -> Callable[[float | Tensor], Float[Tensor, "*b"]]:
     """Leave-one-out KuLSIF score of the predictive ratios p(z'|z_j) / p(z'), for lam' = eta.
 
     In a filter the ratio's numerator is a prediction, so KuLSIF is scored on predictions: for every
     step j the transition and the marginal are fitted without that step, and z_j+1 is the sample.
+    A function of eta, a number or a tensor [*b 1]; both spectra are computed once.
 
     Math: J(eta) = mean_j [ b_j' C b_j / 2 - phi_j+1' b_j ],  b_j = (C_-j + eta I)^-1 E_-j' phi_j.
     Ref:  Kanamori et al. 2012, section 5, with the closed form of ridge regression's residuals.
@@ -47,8 +47,8 @@ def conditional_leave_one_out(
     spectrum, basis = torch.linalg.eigh(before.mT @ before)
     coords = before @ basis
     cross = coords.mT @ rotated
-    scores = []
-    for eta in etas:
+
+    def score(eta: float | Tensor) -> Tensor:
         shrunk = coords / (spectrum.clamp_min(0) + k * eta).unsqueeze(-2)
         leverage = (shrunk * coords).sum(-1, keepdim=True).clamp_max(1 - 1e-9)
         m = (shrunk @ cross - leverage * rotated) / (1 - leverage)
@@ -58,5 +58,18 @@ def conditional_leave_one_out(
         hit = (half * rotated).sum(-1, keepdim=True) / (1 - own)
         beta = (n - 1) * (half + inverse * rotated * hit)
         fit = (beta.square() * marginal.clamp_min(0).unsqueeze(-2)).sum(-1) / n
-        scores.append((fit / 2 - (n - 1) * hit.squeeze(-1)).mean(-1))
-    return torch.stack(scores)
+        loss: Tensor = fit / 2 - (n - 1) * hit.squeeze(-1)
+        return loss.mean(-1)
+
+    return score
+
+
+def conditional_leave_one_out(
+    phi: Float[Tensor, "*b n p"],
+    before: Float[Tensor, "*b k p"],
+    after: Float[Tensor, "*b k p"],
+    etas: Sequence[float],
+) -> Float[Tensor, "e *b"]:
+    """The leave-one-out score of every eta."""
+    score = leave_one_out_score(phi, before, after)
+    return torch.stack([score(eta) for eta in etas])

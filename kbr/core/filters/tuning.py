@@ -1,10 +1,10 @@
 """Hyper-parameters of the kernel Bayes filter, chosen on the end of the training sequence.
 
-For every bandwidth scale, eta is chosen by leave-one-out and all lams are filtered as one batch.
+For every bandwidth scale, eta is chosen by leave-one-out and a few lams are filtered as one batch.
 Ref: Xu et al. 2022, section 5.2 (the last 200 steps of the training sequence as validation set).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,19 +12,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.recipe import Recipe
+from kbr.core.filters.known_transition import TransitionRatio
+from kbr.core.filters.operators import FilterOperators
+from kbr.core.filters.recipe import TOLERANCE, Recipe
 from kbr.core.filters.result import mean_squared_error
 from kbr.core.filters.run import run_filter
+from kbr.core.filters.search import Edge, Progress, Row, RowOf, Space, edges_of, search
 
-Progress = Callable[[Sequence[tuple[float, float]]], Iterable[tuple[float, float]]]
 VALIDATION_STEPS = 200
 MINIMUM_STEPS = 6
-TOLERANCE = 1e-7  # choosing needs fewer digits than filtering
+
+Pair = tuple[Float[Tensor, "*b _ dx"], Float[Tensor, "*b _ dz"]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Choice:
-    """What is in use for each data set, its validation error, and which grid edges it lies on."""
+    """What is in use for each data set, its validation error, and which edges it lies on."""
 
     scale_x: Float[Tensor, "*b"]
     scale_z: Float[Tensor, "*b"]
@@ -32,7 +35,7 @@ class Choice:
     eta: Float[Tensor, "*b"]
     lam_transition: Float[Tensor, "*b"]
     val_mse: Float[Tensor, "*b"]
-    edges: tuple[str, ...] = ()
+    edges: tuple[Edge, ...] = ()
 
 
 CHOICES = ("scale_x", "scale_z", "lam", "eta", "lam_transition", "val_mse")
@@ -44,45 +47,69 @@ def choose(
     z: Float[Tensor, "*b n dz"],
     lengths: Sequence[int],
     progress: Progress | None = None,
+    space: Space | None = None,
 ) -> Choice:
     """Bandwidths and lam by validation where there is a choice; eta is set by the final fit."""
-    grid, lams = recipe.bandwidth_grid(), recipe.ridge_grid()
-    none = x.new_full(z.shape[:-2], torch.nan)
-    if len(grid) * len(lams) == 1:
-        scale, width = (torch.full_like(none, value) for value in grid[0])
-        lam = torch.full_like(none, lams[0])
-        return Choice(
-            scale_x=scale * width,
-            scale_z=scale,
-            lam=lam,
-            eta=none,
-            lam_transition=none,
-            val_mse=none,
-        )
-    table = torch.stack(
-        list(_scores(recipe, x, z, lengths, progress(grid) if progress is not None else grid, lams))
+    space = recipe.space() if space is None else space
+    if space.is_one_cell and len(recipe.tried_widths()) == 1:
+        like = z.new_zeros(z.shape[:-2])
+        scale, lam = (torch.full_like(like, v) for v in (space.scales[0], space.lams[0]))
+        return _choice(scale, recipe.tried_widths()[0], lam, torch.full_like(like, torch.nan))
+    cut = validation_start(z.shape[-2])
+    fit_lengths, pieces = split_lengths(lengths, cut)
+    flat_x, flat_z = x.reshape(-1, *x.shape[-2:]), z.reshape(-1, *z.shape[-2:])
+
+    def row_of(members: Tensor, scale: float) -> Row:
+        some_x, some_z = (_members(rows, members) for rows in (flat_x, flat_z))
+        held_out = [(some_x[:, a:b], some_z[:, a:b]) for a, b in pieces]
+        fitted = (some_x[:, :cut], some_z[:, :cut])
+        total = block_errors(recipe, fitted, fit_lengths, held_out, scale)
+        return lambda lam: total(lam) / (z.shape[-2] - cut)
+
+    return chosen_by(row_of, recipe, space, z, progress)
+
+
+def chosen_by(
+    row_of: RowOf, recipe: Recipe, space: Space, z: Tensor, progress: Progress | None = None
+) -> Choice:
+    """What the search finds with these errors, in the shape of the data sets z [*b n dz]."""
+    batch = z.shape[:-2]
+    best = search(row_of, space, z.new_zeros(batch.numel()), progress)
+    if not bool(best.error.isfinite().all()):
+        raise KbrError("no setting that was tried gave finite errors: raise lams or scales.")
+    width = z.new_tensor(recipe.tried_widths())[best.width]
+    made = (part.reshape(batch) for part in (best.scale, width, best.lam, best.error))
+    scale, width, lam, error = made
+    edges = (
+        *edges_of("scale", scale, space.scales, space.scale_bounds),
+        *edges_of("lam", lam, space.lams, space.lam_bounds),
     )
-    table = torch.where(table.isfinite(), table, torch.inf).movedim(-1, 1)
-    best, index = table.flatten(0, 1).min(0)
-    if not bool(best.isfinite().all()):
-        raise KbrError("no setting of the grid gave finite errors: raise lams or scales.")
-    pair = x.new_tensor(grid)[index // len(lams)]
-    scale, lam = pair[..., 0], x.new_tensor(lams)[index % len(lams)]
+    return replace(_choice(scale, width, lam, error), edges=edges)
+
+
+def _choice(scale: Tensor, width: float | Tensor, lam: Tensor, error: Tensor) -> Choice:
+    none = torch.full_like(scale, torch.nan)
     return Choice(
-        scale_x=scale * pair[..., 1],
+        scale_x=scale * width,
         scale_z=scale,
         lam=lam,
         eta=none,
         lam_transition=none,
-        val_mse=best,
-        edges=(*_edges("scale", scale, recipe.scales), *_edges("lam", lam, lams)),
+        val_mse=error,
     )
 
 
-def with_ridges(choice: Choice, eta: Tensor, lam_transition: Tensor, recipe: Recipe) -> Choice:
-    """The choice with the ridges of the final fit, and whether eta lies on its grid's edge."""
-    edges = _edges("eta", eta, recipe.etas)
-    return replace(choice, eta=eta, lam_transition=lam_transition, edges=(*choice.edges, *edges))
+def with_ridges(
+    choice: Choice, recipe: Recipe, z: Float[Tensor, "*b n dz"], lengths: Sequence[int]
+) -> Choice:
+    """The choice with the ridges of all latents, and whether eta lies on an edge."""
+    _, ridges = recipe.ridged_latents(z, choice.scale_z, lengths)
+    eta = ridges["eta"]
+    made = replace(choice, eta=eta, lam_transition=ridges["lam_transition"])
+    if recipe.given_eta is not None or isinstance(recipe.rule.ratio, TransitionRatio):
+        return made  # not chosen, or not used
+    bounds = recipe.eta_bounds if recipe.etas is None else None
+    return replace(made, edges=(*made.edges, *edges_of("eta", eta, recipe.etas or (), bounds)))
 
 
 def validation_start(n: int) -> int:
@@ -95,35 +122,52 @@ def validation_start(n: int) -> int:
     return n - (VALIDATION_STEPS if n >= 3 * VALIDATION_STEPS else n // 3)
 
 
-def _scores(
+def block_errors(
     recipe: Recipe,
-    x: Tensor,
-    z: Tensor,
+    fitted: Pair,
     lengths: Sequence[int],
-    grid: Iterable[tuple[float, float]],
-    lams: tuple[float, ...],
-) -> Iterable[Float[Tensor, "*b l"]]:
-    """Validation error of every lam, one bandwidth setting at a time."""
-    cut = validation_start(z.shape[-2])
-    fit_lengths, pieces = split_lengths(lengths, cut)
-    x_fit, z_fit, batch = x[..., :cut, :], z[..., :cut, :], z.shape[:-2]
-    lam = x.new_tensor(lams).expand(*batch, len(lams))
-    for scale, width in grid:
-        latents = recipe.latents(z_fit, scale, TOLERANCE)
-        eta, lam_transition = recipe.ridges(latents.train, fit_lengths)
-        update = recipe.update(x_fit, scale * width, TOLERANCE, lam=min(lams), rough=True)
-        operators = recipe.operators(
-            update, latents, z_fit, fit_lengths, eta=eta, lam_transition=lam_transition
-        )
-        total = x.new_zeros(*batch, len(lams))
-        for start, stop in pieces:
-            query = update.observe(x[..., start:stop, :]).unsqueeze(-3)
-            query = query.expand(*batch, len(lams), *query.shape[-2:])
-            seen = torch.ones(query.shape[:-1], dtype=torch.bool, device=x.device)
-            mean = run_filter(operators, query, seen, lam).mean
-            truth = z[..., start:stop, :].unsqueeze(-3).expand_as(mean)
-            total += (stop - start) * mean_squared_error(mean, truth)
-        yield total / (z.shape[-2] - cut)
+    held_out: Sequence[Pair],
+    scale: float,
+) -> Row:
+    """Squared errors, summed over the steps held out, of filters fitted to the other steps.
+
+    A function of lam [*b l] that gives errors [*b w l] for every width of the recipe. The factors
+    of the latents belong to the scale, those of the observations to scale and width: they are made
+    once, whatever lams are asked for.
+    """
+    x, z = fitted
+    latents, ridges = recipe.ridged_latents(z, scale, lengths)
+    made: dict[float, tuple[float, FilterOperators]] = {}
+
+    def operators(width: float, least: float) -> FilterOperators:
+        """Those of this width, made again where a lam is less than any before."""
+        if width not in made or least < made[width][0]:
+            update = recipe.update(x, scale * width, TOLERANCE, lam=least, rough=True)
+            new = recipe.operators(update, latents, z, lengths, **ridges)
+            made[width] = (least, new)
+        return made[width][1]
+
+    def errors(lam: Float[Tensor, "*b l"]) -> Float[Tensor, "*b w l"]:
+        found = []
+        for width in recipe.tried_widths():
+            given, total = operators(width, float(lam.min())), torch.zeros_like(lam)
+            for some, truth in held_out:
+                query = given.update.observe(some).unsqueeze(-3)
+                query = query.expand(*lam.shape, *query.shape[-2:])
+                seen = torch.ones(query.shape[:-1], dtype=torch.bool, device=query.device)
+                mean = run_filter(given, query, seen, lam).mean
+                total = total + truth.shape[-2] * mean_squared_error(
+                    mean, truth.unsqueeze(-3).expand_as(mean)
+                )
+            found.append(total)
+        return torch.stack(found, -2)
+
+    return errors
+
+
+def _members(rows: Tensor, members: Tensor) -> Tensor:
+    """The rows of some data sets; no copy where it is all of them."""
+    return rows if len(members) == len(rows) else rows[members]
 
 
 def split_lengths(lengths: Sequence[int], cut: int) -> tuple[list[int], list[tuple[int, int]]]:
@@ -137,13 +181,3 @@ def split_lengths(lengths: Sequence[int], cut: int) -> tuple[list[int], list[tup
             pieces.append((max(start, cut), stop))
         start = stop
     return fit, pieces
-
-
-def _edges(name: str, chosen: Tensor, grid: Sequence[float]) -> list[str]:
-    """Which ends of a grid were chosen, and how often, as words for a report."""
-    found = []
-    for end, value in (("lower", min(grid)), ("upper", max(grid))):
-        count = int((chosen == value).sum())
-        if len(grid) > 1 and count:
-            found.append(f"{name} at the {end} edge ({value:g}) in {count} of {chosen.numel()}")
-    return found

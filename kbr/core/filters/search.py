@@ -1,0 +1,213 @@
+"""A search over bandwidth scale and ridge that widens itself until the best cell lies inside.
+
+Scales are tried an octave apart. Where the best one is the smallest or the largest so far, the next
+octave is tried, up to a bound; then the two half octaves beside the best. The first scale is scored
+for the usual ridges, later ones for three around the best; where the best ridge of a promising
+scale is the last of them, further decades are tried with the same factors. A step outwards has to
+lower the error by GAIN, so that flat scores and luck of the validation block do not carry the
+choice away. Each data set searches for itself: those that are done take no part in later rows.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Bounds = tuple[float, float]
+Row = Callable[[Float[Tensor, "m l"]], Float[Tensor, "m w l"]]  # errors at lam, for every width
+RowOf = Callable[[Int[Tensor, "m"], float], Row]  # of some data sets, at a scale
+Progress = Callable[[Iterable["Trial"]], Iterable["Trial"]]
+
+START = (2.0, 1.0, 0.5, 4.0)  # bandwidths of x where the search begins, in medians
+SCALE_BOUNDS = (2.0**-6, 2.0**5)  # a kernel that tells all points apart; one that is a line
+ETA_BOUNDS = (1e-12, 1.0)  # below, float64 loses the digits of C + eta I
+GAIN = 0.01  # share of the error by which a step outwards has to pay
+PROMISING = 1.05  # further ridges are tried at scales with at most so many times the best error
+FLAT = 1e-3  # scores of eta that differ by less are level: the larger eta is taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """Where a search begins and how far it may go; without bounds, just the values given."""
+
+    scales: tuple[float, ...]
+    lams: tuple[float, ...]
+    scale_bounds: Bounds | None = SCALE_BOUNDS
+    lam_bounds: Bounds | None = None
+
+    @property
+    def is_one_cell(self) -> bool:
+        fixed = self.scale_bounds is None and self.lam_bounds is None
+        return fixed and len(self.scales) == len(self.lams) == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edge:
+    """A choice at an end of what was allowed: of the list that was given, or of the search."""
+
+    name: str  # scale, lam or eta
+    end: str  # lower or upper
+    value: float
+    count: int  # data sets that chose it
+    of: int
+
+    @property
+    def setting(self) -> str:
+        """The setting that widens it."""
+        return f"{self.name}s"
+
+    def __str__(self) -> str:
+        return f"{self.name} at the {self.end} edge ({self.value:g}) in {self.count} of {self.of}"
+
+
+def edges_of(
+    name: str, chosen: Tensor, values: Sequence[float], bounds: Bounds | None
+) -> tuple[Edge, ...]:
+    """Which ends were chosen and how often; a single value is no choice."""
+    ends = (min(values), max(values)) if bounds is None else bounds
+    if bounds is None and len(values) == 1:
+        return ()
+    found = []
+    for end, value in zip(("lower", "upper"), ends, strict=True):
+        count = int((chosen / value - 1).abs().lt(1e-9).sum())
+        if count:
+            found.append(Edge(name=name, end=end, value=value, count=count, of=chosen.numel()))
+    return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A row of the search: some data sets at a scale, which has to be better by a share `gain`."""
+
+    members: Int[Tensor, "m"]
+    scale: float
+    gain: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Best:
+    """The best cell of each data set so far; `width` counts the widths."""
+
+    error: Float[Tensor, "m"]
+    scale: Float[Tensor, "m"]
+    lam: Float[Tensor, "m"]
+    width: Int[Tensor, "m"]
+
+    def take(self, rows: Tensor, found: "Best", gain: float) -> None:
+        """What is better by a share `gain` replaces these rows."""
+        better = found.error < (1 - gain) * self.error[rows]
+        for mine, new in zip(vars(self).values(), vars(found).values(), strict=True):
+            mine[rows] = torch.where(better, new, mine[rows])
+
+
+def search(
+    row_of: RowOf, space: Space, like: Float[Tensor, "m"], progress: Progress | None = None
+) -> Best:
+    """The best scale, width and lam of each of m data sets."""
+    best = Best(
+        torch.full_like(like, torch.inf),
+        torch.full_like(like, space.scales[0]),
+        torch.full_like(like, space.lams[0]),
+        torch.zeros_like(like, dtype=torch.long),
+    )
+    trials: Iterable[Trial] = _trials(space, best)
+    for trial in trials if progress is None else progress(trials):
+        some = trial.members
+        row, known = row_of(some, trial.scale), best.error[some]
+        lams = like.new_tensor(sorted(space.lams)).expand(len(some), -1)
+        if space.lam_bounds is not None and bool(known.isfinite().all()):
+            near = (0.1 * best.lam[some], best.lam[some], 10 * best.lam[some])
+            lams = torch.stack(near, -1).clamp(*space.lam_bounds)
+        best.take(some, _best_of_row(row, lams, space, trial.scale, known), trial.gain)
+    return best
+
+
+def _trials(space: Space, best: Best) -> Iterator[Trial]:
+    """The rows to score; each depends on what the rows before it have found."""
+    like = best.error
+    everyone = torch.arange(len(like), device=like.device)
+    for scale in space.scales:
+        yield Trial(everyone, scale)
+    if space.scale_bounds is None:
+        return
+    lowest, highest = space.scale_bounds
+    low, high = (torch.full_like(like, end(space.scales)) for end in (min, max))
+    while True:
+        down = (best.scale == low) & (low > lowest)
+        up = (best.scale == high) & (high < highest) & ~down
+        if not bool((down | up).any()):
+            break
+        low = torch.where(down, (low / 2).clamp_min(lowest), low)
+        high = torch.where(up, (2 * high).clamp_max(highest), high)
+        yield from _by_scale(torch.where(down, low, high), down | up, GAIN)
+    middle = best.scale.clone()
+    for beside in (0.7 * middle, 1.4 * middle):
+        yield from _by_scale(beside, (beside >= lowest) & (beside <= highest), 0.0)
+
+
+def _by_scale(scale: Float[Tensor, "m"], needed: Bool[Tensor, "m"], gain: float) -> Iterator[Trial]:
+    """A trial for each of the scales: a small one has a high rank, and costs the most."""
+    for value in sorted(set(scale[needed].tolist())):
+        yield Trial((needed & (scale == value)).nonzero().squeeze(-1), value, gain)
+
+
+def _best_of_row(
+    row: Row, lams: Float[Tensor, "m l"], space: Space, scale: float, known: Float[Tensor, "m"]
+) -> Best:
+    """The best width and lam at a scale, with further lams where they may pay."""
+    error, width, lam = _least(row, lams)
+    best = Best(error, torch.full_like(error, scale), lam, width)
+    if space.lam_bounds is None:
+        return best
+    lowest, highest = space.lam_bounds
+    low, high = lams.amin(-1), lams.amax(-1)
+    while True:
+        promising = best.error.isfinite() & (best.error <= PROMISING * known)
+        down = promising & (best.lam == low) & (low > 1.001 * lowest)
+        up = promising & (best.lam == high) & (high < highest / 1.001)
+        if not bool((down | up).any()):
+            return best
+        low, high = torch.where(down, 0.1 * low, low), torch.where(up, 10 * high, high)
+        low, high = low.clamp_min(lowest), high.clamp_max(highest)
+        further = torch.where(down, low, torch.where(up, high, best.lam))
+        error, width, lam = _least(row, further.unsqueeze(-1))
+        moved = (down | up).nonzero().squeeze(-1)
+        found = Best(error[moved], best.scale[moved], lam[moved], width[moved])
+        best.take(moved, found, GAIN)
+
+
+def _least(row: Row, lam: Float[Tensor, "m l"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Least error of a row, the width's number and lam; errors that are not finite do not count."""
+    errors = row(lam)
+    errors = torch.where(errors.isfinite(), errors, torch.inf).flatten(1)
+    error, index = errors.min(-1)
+    count = lam.shape[-1]
+    return error, index // count, lam.gather(-1, (index % count).unsqueeze(-1)).squeeze(-1)
+
+
+def search_ridge(
+    score: Callable[[Tensor], Float[Tensor, "*b"]], like: Float[Tensor, "*b"], bounds: Bounds
+) -> Float[Tensor, "*b"]:
+    """The ridge of the least score: in steps of a decade and a half, then of half a decade."""
+    lower, upper = bounds
+    count = round(float(torch.tensor(upper / lower).log10()) / 1.5)
+    steps = [lower * (upper / lower) ** (k / count) for k in range(count)]
+    coarse = torch.stack([torch.full_like(like, step) for step in (*steps, upper)])
+    scores = _finite(torch.stack([score(eta.unsqueeze(-1)) for eta in coarse]))
+    middle = _largest_level(coarse, scores)
+    fine = torch.stack([middle * 10.0 ** (k / 2) for k in (-2, -1, 1, 2)]).clamp(lower, upper)
+    more = _finite(torch.stack([score(eta.unsqueeze(-1)) for eta in fine]))
+    return _largest_level(torch.cat([coarse, fine]), torch.cat([scores, more]))
+
+
+def _finite(scores: Tensor) -> Tensor:
+    return torch.where(scores.isfinite(), scores, torch.inf)
+
+
+def _largest_level(etas: Float[Tensor, "e *b"], scores: Float[Tensor, "e *b"]) -> Tensor:
+    """The largest eta whose score is level with the least one."""
+    least = scores.amin(0)
+    level = scores <= least + FLAT * least.abs()
+    return torch.where(level, etas, torch.zeros_like(etas)).amax(0)
