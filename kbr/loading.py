@@ -20,6 +20,7 @@ from kbr.core.scaling import Scaling
 from kbr.core.units import Units
 
 TRAINED = ("kbr.learned_filter", "kbr.lstm_filter")
+RECORD = "run.json"  # of a finished run
 DATA = "data.json"  # of a run on own data
 WITHOUT_UNITS = (
     "was written before filters kept their units, and no data.json of its run lies beside it. If "
@@ -34,6 +35,7 @@ OLD_RUN = (
 def load_filter(run: str | Path, *, trial: int = 0) -> Any:
     """The filter of a run folder, or of a file, by the kind its file states."""
     path = checkpoint_of(run, trial)
+    _check_unaltered(Path(run), path)
     content = checkpoint.read(path)
     kind = content["kind"]
     if kind in TRAINED:
@@ -55,10 +57,34 @@ def load_filter(run: str | Path, *, trial: int = 0) -> Any:
         )
     state = content.get("filter")
     if not isinstance(state, dict):
-        raise KbrError(f"{path} is of a run without a filter (data=gaussian). Use another run.")
+        of_run = "is of a run without a filter (data=gaussian)"
+        raise KbrError(f"{path} {of_run if kind == RUN_KIND else 'holds no filter'}. Use another.")
     if kind == KIND:
         return KernelBayesFilter.from_state(state)
     return KernelBayesFilter.from_state(_with_units(member(state, trial), path))
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, as run.json keeps it of what a run left."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _check_unaltered(run: Path, path: Path) -> None:
+    """A finished run folder holds the checkpoint that the run left."""
+    try:
+        done = json.loads((run / RECORD).read_text())
+    except (OSError, ValueError, RecursionError):
+        return  # a file alone, or a run that did not finish: nothing to compare with
+    known = done.get("digests") if isinstance(done, dict) else None
+    name = str(path.relative_to(run))
+    if not (path.is_file() and isinstance(known, dict) and name in known):
+        return
+    if file_digest(path) != known[name]:
+        raise KbrError(
+            f"{path} is not the checkpoint that this run left: it was changed or swapped since. "
+            f"Copy the run again; to use the file all the same, name it instead of its folder."
+        )
 
 
 def identity(run: str | Path, *, trial: int = 0) -> str:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import Done, call
 from hydra import compose, initialize_config_dir
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,13 +16,8 @@ CONFIGS = ROOT / "configs"
 SMOKE = ["debug=smoke", "trainer=cpu"]
 
 
-def run(*arguments: str, script: str = "train.py") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-
-
-def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run(*arguments, *SMOKE, f"hydra.run.dir={folder}")
+def train(folder: Path, *arguments: str) -> Done:
+    return call(*arguments, *SMOKE, f"hydra.run.dir={folder}")
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -79,7 +75,7 @@ def test_a_run_leaves_its_folder_and_evaluates_to_the_same_numbers(tmp_path, dat
     assert list((folder / "figures").glob("*.png"))
     assert list((folder / "tensorboard").iterdir())
 
-    again = run(f"run={folder}", script="evaluate.py")
+    again = call(f"run={folder}", script="evaluate.py")
     assert again.returncode == 0, again.stderr
     evaluated = json.loads((folder / "evaluation" / "metrics.json").read_text())
     assert evaluated["test/mse"] == pytest.approx(metrics["test/mse"], rel=1e-6)
@@ -106,7 +102,12 @@ def test_a_sweep_writes_tables_and_skips_what_is_finished(tmp_path):
         "trials=2",
         f"hydra.sweep.dir={tmp_path}",
     ]
-    first = run(*arguments)
+    command = [sys.executable, str(ROOT / "train.py"), *arguments]  # its cells are processes too
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+    first = run()
     assert first.returncode == 0, first.stderr
     assert "wall time" in first.stdout
     rows = read(tmp_path / "results.csv")
@@ -114,7 +115,7 @@ def test_a_sweep_writes_tables_and_skips_what_is_finished(tmp_path):
     for name in ("summary.csv", "table.txt", "low_dim.png", "low_dim.svg"):
         assert (tmp_path / name).is_file()
     before = (tmp_path / "results.csv").read_text()
-    second = run(*arguments)
+    second = run()
     assert second.stdout.count("already finished") == 4
     assert (tmp_path / "results.csv").read_text() == before
 
@@ -128,7 +129,7 @@ def test_a_trained_model_runs_evaluates_and_resumes(tmp_path):
     assert "test/mse_of_raw_kernel" in done.stdout
     assert (whole / "csv" / "metrics.csv").is_file()
     expected = json.loads((whole / "metrics.json").read_text())["test/mse"]
-    again = run(f"run={whole}", script="evaluate.py")
+    again = call(f"run={whole}", script="evaluate.py")
     assert again.returncode == 0, again.stderr
     evaluated = json.loads((whole / "evaluation" / "metrics.json").read_text())
     assert evaluated["test/mse"] == pytest.approx(expected, rel=1e-6)
@@ -136,7 +137,7 @@ def test_a_trained_model_runs_evaluates_and_resumes(tmp_path):
     (cut / "checkpoints").mkdir(parents=True)
     shutil.copy(whole / "checkpoints" / "last.ckpt", cut / "checkpoints" / "last.ckpt")
     shutil.copytree(whole / ".hydra", cut / ".hydra")
-    resumed = run(f"resume={cut}")
+    resumed = call(f"resume={cut}")
     assert resumed.returncode == 0, resumed.stderr
     found = json.loads((cut / "metrics.json").read_text())["test/mse"]
     assert found == pytest.approx(expected, rel=1e-6)
@@ -174,7 +175,7 @@ def test_posterior_mean_has_a_dim_column(tmp_path):
 )
 def test_a_mistake_is_named_and_leaves_nothing_behind(tmp_path, arguments, words):
     folder = tmp_path / "run"
-    done = run(*arguments, f"hydra.run.dir={folder}")
+    done = call(*arguments, f"hydra.run.dir={folder}")
     assert done.returncode != 0
     for word in words:
         assert word in done.stderr
@@ -184,7 +185,7 @@ def test_a_mistake_is_named_and_leaves_nothing_behind(tmp_path, arguments, words
 
 def test_an_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    done = run("data=rotation", "model=ekf", f"hydra.run.dir={tmp_path}/file/run")
+    done = call("data=rotation", "model=ekf", f"hydra.run.dir={tmp_path}/file/run")
     assert done.returncode == 2
     assert "hydra.run.dir" in done.stderr
     assert "Traceback" not in done.stderr
@@ -195,7 +196,7 @@ def test_a_gpu_that_is_not_there_is_advice():
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    done = run("data=rotation", "model=iw", "trainer=gpu")
+    done = call("data=rotation", "model=iw", "trainer=gpu")
     assert done.returncode == 2
     assert "trainer=cpu" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -223,7 +224,7 @@ def test_a_bad_checkpoint_is_a_clear_error(tmp_path, damage):
         torch.save({"kind": Bomb()}, path, pickle_module=pickle)
     else:
         path.unlink()
-    done = run(f"run={folder}", script="evaluate.py")
+    done = call(f"run={folder}", script="evaluate.py")
     assert done.returncode == 2
     assert "best.ckpt" in done.stderr
     assert "Traceback" not in done.stderr
@@ -231,13 +232,13 @@ def test_a_bad_checkpoint_is_a_clear_error(tmp_path, damage):
 
 
 def test_evaluate_names_a_folder_that_is_no_run(tmp_path):
-    done = run(f"run={tmp_path}", script="evaluate.py")
+    done = call(f"run={tmp_path}", script="evaluate.py")
     assert done.returncode == 2
     assert "run folder" in done.stderr
 
 
 def test_help_is_quick_and_shows_the_groups():
-    done = run("--help")
+    done = call("--help")
     assert done.returncode == 0
     for group in ("data", "model", "encoder", "trainer", "experiment"):
         assert f"{group}:" in done.stdout

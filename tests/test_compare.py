@@ -3,13 +3,12 @@
 import csv
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from command_line import call
 from omegaconf import OmegaConf
 from scipy.stats import wilcoxon
 
@@ -26,8 +25,8 @@ SMALL = ["data=rotation", "data.n_train=60", "data.n_test=30", f"trials={TRIALS}
 
 def train(folder: Path, *arguments: str) -> None:
     kind = "sweep" if "-m" in arguments else "run"
-    command = [sys.executable, str(ROOT / "train.py"), *arguments, f"hydra.{kind}.dir={folder}"]
-    subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    done = call(*arguments, f"hydra.{kind}.dir={folder}")
+    assert done.returncode == 0, done.stderr
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -189,8 +188,7 @@ def test_evaluate_on_the_command_line(runs, tmp_path, arguments, code, words):
     """Cells of a sweep are typed as they are called."""
     names = {**runs, "out": tmp_path}
     given = [text.format(**names) for text in arguments]
-    command = [sys.executable, str(ROOT / "evaluate.py"), *given]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = call(*given, script="evaluate.py")
     assert done.returncode == code, done.stderr
     assert words.format(**names) in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

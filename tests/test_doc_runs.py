@@ -53,7 +53,7 @@ def test_extensions_run_from_the_users_own_folder(tmp_path):
         assert done.returncode == 0, done.stderr
         assert (tmp_path / f"made{number}" / "metrics.json").is_file()
     # The encoder is the user's own: evaluate finds it through the run's config.
-    again = run("evaluate", ["run=made2"], tmp_path)
+    again = run("evaluate", ["run=made2", "trust=[mine]"], tmp_path)
     assert again.returncode == 0, again.stderr
 
 

@@ -62,5 +62,5 @@ def test_training_in_python_shows_the_bar_alone(tmp_path):
     assert running.wait() == 0, lines
     assert all(line.startswith("iw_nn seed 1000") for line in lines), lines
     assert max(map(len, lines)) <= 60
-    assert re.search(r"loss=\S+, val=[\d.e-]+\]$", lines[-1])
+    assert re.search(r"loss=\S+, val=[\d.e-]+\]\s*$", lines[-1])
     assert Path(tmp_path / "tensorboard").is_dir()

@@ -3,7 +3,6 @@
 import json
 import math
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from command_line import call
 from PIL import Image
 
 from kbr.app.capture_dmlab import HEADING, LOOK, PIXELS, main
@@ -278,8 +278,7 @@ def test_a_recording_is_never_overwritten(tmp_path, capsys):
 
 
 def train(folder, *arguments):
-    command = [sys.executable, str(ROOT / "train.py"), "trainer=cpu", f"hydra.run.dir={folder}"]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    return call("trainer=cpu", f"hydra.run.dir={folder}", *arguments)
 
 
 @pytest.mark.parametrize("model", ["oracle", "particle", "iw"])

@@ -58,6 +58,18 @@ def _prepare() -> None:
             os.environ["KBR_RUN_ID_BY_CLOCK"] = str(os.getpid())
 
 
+def _choose_model() -> None:
+    """Own data without a word on the model get the one that suits them, and say which."""
+    if "data=npz" not in sys.argv[1:]:
+        return
+    from kbr.app.own.default_model import default_model
+
+    if (name := default_model(sys.argv[1:])) is not None:
+        sys.argv.append(f"model={name}")
+        kind = "frames" if name == "iw_nn" else "vectors"
+        print(f"x are {kind}: model={name}", flush=True)
+
+
 def _launchers_id(environ: Mapping[str, str]) -> str | None:
     """The same for all processes that srun or torchrun starts, and for a job that is requeued."""
     if "SLURM_STEP_ID" in environ:  # a job script may run several commands, each with its srun
@@ -93,6 +105,7 @@ def train() -> None:
     """`kbr-train`: train one model, or a sweep with -m."""
     with interruptible():
         _prepare()
+        _choose_model()
         _in_one_line(_train)
 
 

@@ -19,7 +19,8 @@ from kbr.app.methods import Method, Outcome
 from kbr.app.own.problem import OwnData
 from kbr.app.problems import Filtering, Problem
 from kbr.app.run_figures import run_figures
-from kbr.app.run_folder import DATA, MANIFEST, write_bytes
+from kbr.app.run_folder import BEST, DATA, MANIFEST, read_json, write_bytes
+from kbr.app.run_record import altered_files
 from kbr.app.trusted import build, names_of, saved_config
 from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.errors import KbrError
@@ -164,6 +165,12 @@ def finished_config(folder: Path) -> DictConfig:
     if not (folder / MANIFEST).is_file():
         raise KbrError(
             f"{folder} has not finished: it has no {MANIFEST}. Resume or repeat the run."
+        )
+    done = read_json(folder / MANIFEST) or {}
+    if changed := [name for name in altered_files(folder, done) if name.endswith(BEST.name)]:
+        raise KbrError(
+            f"{folder / changed[0]} is not the checkpoint that this run left: it was changed or "
+            "swapped since. Copy the run again, or train again."
         )
     return saved
 

@@ -247,7 +247,17 @@ def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: fl
         print(f"  {'engine':<{width}} {metrics['filter/engine']}")
     for note in outcome.notes:
         print(f"  note: {note}")
+    if outcome.alternative is not None:
+        print(f"  note: {outcome.alternative}: model={outcome.alternative.model}")
     print(f"\n  run folder:  {shown(folder)}")
     print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)))}")
+    if outcome.alternative is not None and HydraConfig.initialized():
+        print(f"  the other:   {_with_model(outcome.alternative.model)}")
     if (folder / "tensorboard").is_dir():
         print(f"  monitor:     {shlex.join(['tensorboard', '--logdir', str(shown(folder))])}")
+
+
+def _with_model(model: str) -> str:
+    """The command of this run with another model; settings of the model itself are left out."""
+    given = [word for word in HydraConfig.get().overrides.task if not word.startswith("model")]
+    return command("train", *given, f"model={model}")

@@ -11,7 +11,7 @@ import torch
 from hydra.utils import instantiate
 
 from kbr.app.image_figures import encoder_figure
-from kbr.app.methods import Outcome
+from kbr.app.methods import Alternative, Outcome
 from kbr.app.notes import edge_notes
 from kbr.app.problems import Filtering, PosteriorMean, Problem, Sequential
 from kbr.app.run_folder import BEST, RunContext
@@ -51,6 +51,7 @@ class TrainedMethod:
         quiet_lightning()
         shown = context.is_first and not context.quiet
         parts, raw, started = [], [], time.perf_counter()
+        raw_errors: list[float] = []
         edges: list[Edge] = []
         spent = 0.0
         for number, seed in enumerate(seeds, 1):
@@ -99,20 +100,29 @@ class TrainedMethod:
                 plain.fit(data.x_train, data.z_train, units=problem.filter_units)
                 result, truth = problem.test(plain, data)  # type: ignore[arg-type]
                 raw.append(mean_squared_error(result.mean, truth))
+                raw_errors.append(float(plain.choice.val_mse))
             if context.sweep is not None:
                 context.sweep.trial_ended(trial_started, number, len(seeds), skipped=kept)
         if not context.is_first:
             raise SystemExit(0)  # the first worker tests and writes
         info: dict[str, Any] = {"fit/epochs": filt.n_epochs, **problem.info()}
+        made = _stack(parts, time.perf_counter() - started - spent, spent, info)
+        alternative = None
         if raw:
             info["test/mse_of_raw_kernel"] = float(torch.stack(raw).mean())
+            alternative = Alternative(
+                model="iw",
+                what="the kernel on raw observations",
+                error=sum(raw_errors) / len(raw_errors),
+                own_error=float(made.chosen[problem.val_name].mean()),
+            )
         elif self.compare_raw:
             notes = (*notes, "frames stay in their file: no kernel filter on raw ones beside it")
-        made = _stack(parts, time.perf_counter() - started - spent, spent, info)
         return replace(
             made,
             labels=problem.labels,
-            notes=(*notes, *edge_notes(edges, "model.filter")),
+            alternative=alternative,
+            notes=(*problem.notes, *notes, *edge_notes(edges, "model.filter")),
             view=cache(lambda: self._view(problem, seeds, context.folder)),
         )
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kbr.app.notes import edge_notes
+from kbr.app.own.problem import OwnData
 from kbr.app.plan import announce
 from kbr.app.problems import PosteriorMean, Problem, Sequential
 from kbr.app.progress import grid_progress
@@ -40,6 +41,22 @@ PAPER_RIDGE = 0.2  # eta = lam in the paper's posterior-mean experiment
 
 
 @dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """The model that suits the same data otherwise; its validation error, if it was measured."""
+
+    model: str
+    what: str
+    error: float | None = None
+    own_error: float | None = None  # of the model that ran
+
+    def __str__(self) -> str:
+        if self.error is None or self.own_error is None:
+            return f"{self.what} not tried"
+        better = "better" if self.error < self.own_error else "no better"
+        return f"{self.what} validates {better}: {self.error:.4g} against {self.own_error:.4g}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """Answers and truth of every trial, what was chosen, how long it took, what to keep."""
 
@@ -55,6 +72,7 @@ class Outcome:
     state: dict[str, Any] = field(default_factory=dict)
     evidence: Tensor | None = None
     labels: tuple[str, ...] | None = None  # of the columns, with units; None: z_1, z_2, ...
+    alternative: Alternative | None = None
     view: Callable[[], View] | None = None  # for pictures; made only where they are drawn
 
     @property
@@ -161,7 +179,12 @@ class KernelMethod:
                 "filter/rank_z": operators.phi.shape[-1],
                 **problem.info(),
             },
-            notes=edge_notes(made.choice.edges, "model"),
+            notes=(
+                *problem.notes,
+                *getattr(operators, "notes", ()),
+                *edge_notes(made.choice.edges, "model"),
+            ),
+            alternative=_learned(problem),
             state={"kind": KIND, "filter": made.state()},
             view=cache(lambda: problem.view(data, self._first(made, problem))),
         )
@@ -250,6 +273,12 @@ class KernelMethod:
 def _scaled(kernel: Kernel | FeatureMap, scale: Tensor) -> Kernel | FeatureMap:
     """A kernel of so many bandwidths; other feature maps have none."""
     return replace(kernel, scale=scale) if isinstance(kernel, Kernel) else kernel
+
+
+def _learned(problem: Sequential) -> Alternative | None:
+    """Own data can be filtered on learned features too."""
+    own = isinstance(problem, OwnData)
+    return Alternative(model="iw_nn", what="learned features") if own else None
 
 
 @dataclass(frozen=True, kw_only=True)

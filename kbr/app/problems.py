@@ -39,6 +39,7 @@ class Filtering:
     labels: ClassVar[None] = None  # of the latent's columns; None: z_1, z_2, ...
     filter_units: ClassVar[None] = None  # of x and z; None: numbers as they are
     val_name: ClassVar[str] = "val_mse"
+    notes: ClassVar[tuple[str, ...]] = ()  # what a run must say about its data
 
     def data(self, seed: int) -> FilteringData:
         """One data set."""

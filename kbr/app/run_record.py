@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import kbr
 from kbr.app.run_folder import BEST, MANIFEST, METRICS, RESULTS, read_json
+from kbr.loading import file_digest
 
 LARGE = 1_000_000  # bytes; the digest of a smaller file takes no time worth keeping it
 
@@ -44,17 +45,16 @@ def content_digest(path: Path) -> str:
     for file in files:
         stat = file.stat()
         whole.update(str(file.relative_to(path)).encode())
-        read = _known_digest if stat.st_size > LARGE else _file_digest
-        whole.update(read(file, stat.st_size, stat.st_mtime_ns))
+        read = _known_digest if stat.st_size > LARGE else _digest
+        whole.update(read(file, stat.st_size, stat.st_mtime_ns).encode())
     return whole.hexdigest()
 
 
-def _file_digest(file: Path, size: int, changed: int) -> bytes:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").digest()
+def _digest(file: Path, size: int, changed: int) -> str:
+    return file_digest(file)
 
 
-_known_digest = cache(_file_digest)  # the size and the time of the last change are part of the key
+_known_digest = cache(_digest)  # the size and the time of the last change are part of the key
 
 
 def manifest(folder: Path, mark: str) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def manifest(folder: Path, mark: str) -> dict[str, Any]:
     the files it left."""
     return {
         "fingerprint": mark,
-        "files": {name: content_digest(folder / name) for name in _results_of(folder)},
+        "digests": {name: file_digest(folder / name) for name in _results_of(folder)},
         "kbr": kbr.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -90,14 +90,14 @@ def why_unfinished(folder: Path, mark: str) -> str | None:
 
 def altered_files(folder: Path, done: dict[str, Any]) -> list[str]:
     """Files of a finished run that are not as it left them, by its `run.json`."""
-    known = done.get("files")
+    known = done.get("digests")
     if not isinstance(known, dict):
         return []  # of a version that kept no digests
     names = sorted({METRICS, RESULTS, *_results_of(folder)})
     return [
         name
         for name in names
-        if not (folder / name).is_file() or content_digest(folder / name) != known.get(name)
+        if not (folder / name).is_file() or file_digest(folder / name) != known.get(name)
     ]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kbr.app.own.findings import reading_notes
 from kbr.app.own.read import Source
 from kbr.app.own.recording import Recording, listed
 from kbr.app.own.split import Split, Splitting
@@ -86,6 +87,11 @@ class OwnData:
     @cached_property
     def parts(self) -> Split:
         return self.splitting(self.recording)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was cut, left out or not used."""
+        return reading_notes(self.recording, self.parts)
 
     @cached_property
     def filter_units(self) -> Units:

@@ -154,23 +154,30 @@ def _missing(x: np.ndarray) -> np.ndarray:
     return found
 
 
+def are_frames(shape: Sequence[int], channels: str = "auto") -> bool:
+    """Whether observations [T, ...] of this shape are images: no side is shorter than four."""
+    if len(shape) == 4:
+        sides = shape[1:3] if _colours_last(shape, channels) else shape[2:]
+        return min(sides) >= SMALLEST_IMAGE
+    return len(shape) == 3 and min(shape[1:]) >= SMALLEST_IMAGE
+
+
+def _colours_last(shape: Sequence[int], channels: str) -> bool:
+    last = shape[-1] in CHANNELS and shape[1] not in CHANNELS
+    return channels == "last" or (channels == "auto" and last)
+
+
 def as_observations(x: np.ndarray, channels: str) -> np.ndarray:
     """[T, dx] or [T, c, h, w] from [T], [T, dx], [T, h, w], [T, h, w, c], [T, c, h, w]."""
     if channels not in ("auto", "first", "last", KEEP):
         raise KbrError(f"data.channels must be auto, first or last; got {channels!r}.")
-    if x.ndim == 1:
-        return x[:, None]
-    if channels == KEEP:
+    if channels == KEEP and x.ndim > 1:
         return x
-    if x.ndim == 3 and min(x.shape[1:]) >= SMALLEST_IMAGE:
-        return x[:, None]
-    if x.ndim == 4:
-        last = x.shape[-1] in CHANNELS and x.shape[1] not in CHANNELS
-        if channels == "last" or (channels == "auto" and last):
-            x = np.moveaxis(x, -1, 1)
-        if min(x.shape[2:]) >= SMALLEST_IMAGE:
-            return x
-    return x.reshape(len(x), -1)
+    if x.ndim == 4 and _colours_last(x.shape, channels):
+        x, channels = np.moveaxis(x, -1, 1), "first"
+    if are_frames(x.shape, channels):
+        return x[:, None] if x.ndim == 3 else x
+    return x[:, None] if x.ndim == 1 else x.reshape(len(x), -1)
 
 
 def names_for(given: Sequence[str] | None, count: int, letter: str, key: str) -> tuple[str, ...]:

@@ -197,12 +197,14 @@ class KernelBayesFilter(StoredFilter):
                 "Leave prior out."
             )
         given = prior if isinstance(prior, Embedding) else Embedding.from_samples(prior)
-        inner = self.units.z.apply(given.points.to(operators.points))
-        if inner.ndim != 2 or inner.shape[-1] != operators.points.shape[-1]:
+        scaling = self.units.z
+        columns = operators.points.shape[-1] - sum(scaling.circular)
+        if given.points.ndim != 2 or given.points.shape[-1] != columns:
             raise KbrError(
                 f"the prior needs points of shape [m, dz] like z of training; got "
                 f"{list(given.points.shape)}."
             )
+        inner = scaling.apply(given.points.to(operators.points))
         weights = given.weights.to(inner) / given.weights.sum()
         m = (weights.unsqueeze(0) @ fitted.latents(inner)).reshape(1, -1)
         ratio = operators.weigh(operators.ratio(m))

@@ -8,6 +8,7 @@ lower the error by GAIN, so that flat scores and luck of the validation block do
 choice away. Each data set searches for itself: those that are done take no part in later rows.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -192,7 +193,7 @@ def search_ridge(
 ) -> Float[Tensor, "*b"]:
     """The ridge of the least score: in steps of a decade and a half, then of half a decade."""
     lower, upper = bounds
-    count = round(float(torch.tensor(upper / lower).log10()) / 1.5)
+    count = round(math.log10(upper / lower) / 1.5)
     steps = [lower * (upper / lower) ** (k / count) for k in range(count)]
     coarse = torch.stack([torch.full_like(like, step) for step in (*steps, upper)])
     scores = _finite(torch.stack([score(eta.unsqueeze(-1)) for eta in coarse]))
