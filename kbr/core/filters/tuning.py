@@ -108,8 +108,12 @@ def with_ridges(
     made = replace(choice, eta=eta, lam_transition=ridges["lam_transition"])
     if recipe.given_eta is not None or isinstance(recipe.rule.ratio, TransitionRatio):
         return made  # not chosen, or not used
-    bounds = recipe.eta_bounds if recipe.etas is None else None
-    return replace(made, edges=(*made.edges, *edges_of("eta", eta, recipe.etas or (), bounds)))
+    edges = edges_of(
+        "eta", eta, recipe.etas or (), recipe.eta_bounds if recipe.etas is None else None
+    )
+    if recipe.etas is None:  # the least value is what the digits carry: no list goes further
+        edges = tuple(edge for edge in edges if edge.end == "upper")
+    return replace(made, edges=(*made.edges, *edges))
 
 
 def validation_start(n: int) -> int:
