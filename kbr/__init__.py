@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kbr.core.rule_tuning import tune_rule
     from kbr.core.rules import ImportanceWeightedRule, OriginalRule
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Belief": "filters.belief",
