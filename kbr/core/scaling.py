@@ -7,6 +7,7 @@ no jump at a full turn; the two share one scale, so that the circle stays round.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,11 @@ class Scaling:
     turn: float = 360.0
     low: tuple[float, ...] = ()
     batch: int = 0
+
+    @cached_property
+    def own(self) -> torch.Size:
+        """Shape of what one data set is scaled by: (), (columns,) or (channels, 1, 1)."""
+        return self.mean.shape[self.batch :]
 
     @classmethod
     def none(cls, like: Tensor) -> "Scaling":
@@ -91,7 +97,7 @@ class Scaling:
 
     def apply(self, values: Tensor, name: str = "z") -> Tensor:
         """Recorded values [*b ... d] in inner coordinates, in float64; NaN stays NaN."""
-        own = self.mean.shape[self.batch :]
+        own = self.own
         if len(own) in (1, 3):  # a column or channel too few would be repeated without a word
             count = own[0] - sum(self.circular)
             if values.ndim < len(own) or values.shape[-len(own)] != count:

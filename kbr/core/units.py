@@ -54,7 +54,7 @@ class Units:
         if isinstance(x, FileRows):
             return x.scaled(self.x.mean, self.x.scale)
         tensor = as_tensor(x, name="x").to(self.x.mean.device)
-        own = self.x.mean.shape[self.x.batch :]
+        own = self.x.own
         if len(own) == 3 and own[0] == 1 and (tensor.ndim == 2 or tensor.shape[-3] != 1):
             tensor = tensor.unsqueeze(-3)  # grey frames may come without their one channel
         return self.x.apply(tensor, "x")

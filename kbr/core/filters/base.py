@@ -55,7 +55,7 @@ class BaseFilter(ABC):
         """The belief before any observation."""
 
     @abstractmethod
-    def _stepped(self, belief: Any, x: Tensor) -> Belief:
+    def _stepped(self, belief: Any, x: Any) -> Belief:
         """The belief after one more observation [*b ...] in inner coordinates."""
 
     @abstractmethod
@@ -105,13 +105,13 @@ class BaseFilter(ABC):
         x may be a row with named columns; where it states another sequence than the last row, or
         a time after a gap, the belief starts anew.
         """
-        place = self.units.place(x)
-        if belief.steps and self.units.starts_anew(belief.place, place):
+        units = self.units
+        if not is_table(x):
+            return self._stepped(belief, units.observations(x))
+        place = units.place(x)
+        if belief.steps and units.starts_anew(belief.place, place):
             belief = replace(self.init(), stretch=belief.stretch)
-        inner = self.units.observations(x)
-        assert isinstance(inner, Tensor)
-        made = self._stepped(belief, inner)
-        return replace(made, place=place) if is_table(x) else made
+        return replace(self._stepped(belief, units.observations(x)), place=place)
 
     def forecast(self, belief: Any, steps: int = 1) -> Any:
         """The belief `steps` ahead, with no observation in between."""

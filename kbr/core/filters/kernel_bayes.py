@@ -163,7 +163,7 @@ class KernelBayesFilter(StoredFilter):
                 f"a step takes one observation x of shape {list(fitted.expected)}; got "
                 f"{list(x.shape)}. For whole sequences use filter(x)."
             )
-        row, seen = x.reshape(fitted.row), fitted.seen
+        row, seen = x.reshape(fitted.row), None
         if not math.isfinite(row.sum()):  # finite: so is every number in it
             seen = row.isfinite().all(-1)
             row = row.nan_to_num(0.0, 0.0, 0.0)

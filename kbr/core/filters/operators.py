@@ -83,26 +83,28 @@ class FilterOperators:
         prior: Step | None,
         state: Float[Tensor, "*b s p"],
         query: Float[Tensor, "*b s c"],
-        seen: Bool[Tensor, "*b s"],
+        seen: Bool[Tensor, "*b s"] | None,
         lam: Float[Tensor, "*b s"],
         familiar: Bool[Tensor, "*b s"] | None = None,
     ) -> Step:
         """Predict from `state` (or take `prior`, before the first step), then update where seen.
 
-        An observation that is not `familiar`, unlike any of training, is no evidence either.
+        An observation that is not `familiar`, unlike any of training, is no evidence either. None
+        for either: all are.
         """
         m = prior.state if prior is not None else state @ self.transition
         r = self.rule.effective_ratio(self.weigh(self.ratio(m)))
         weights = self.update.weights(self.rule, r, query, lam)
         total = weights.sum(-1)
-        usable = has_evidence(weights, total) & seen
-        if familiar is not None:
-            usable = usable & familiar
+        usable = has_evidence(weights, total)
+        for there in (seen, familiar):
+            usable = usable if there is None else usable & there
         keep = usable
         if not self.normalize:
             # To the letter of the paper, weights stand as they are; only a missing x is a
             # prediction. Once their total has died away the answer is worth nothing.
-            usable, keep = usable & (total > NEGLIGIBLE), seen
+            keep = torch.ones_like(usable) if seen is None else seen
+            usable = usable & (total > NEGLIGIBLE)
         everywhere = not torch.compiler.is_compiling() and bool(keep.all())
         if self.normalize:
             total = total if everywhere else torch.where(usable, total, 1.0)

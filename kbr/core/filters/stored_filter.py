@@ -68,7 +68,6 @@ class Fitted:
     expected: torch.Size = field(init=False)
     row: tuple[int, ...] = field(init=False)
     lam: Tensor = field(init=False)
-    seen: Tensor = field(init=False)
     reach: Reach = field(init=False)
     units: Units = field(init=False)
     answering: Answering = field(init=False)
@@ -87,7 +86,6 @@ class Fitted:
             "expected": torch.Size((*batch, *stored.shape)),
             "row": (*batch, 1, width),
             "lam": lam,
-            "seen": torch.ones_like(lam, dtype=torch.bool),
             "reach": reach,
             "units": units,
             "answering": Answering(units, stored.calibration),
