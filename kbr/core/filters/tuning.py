@@ -111,7 +111,7 @@ def with_ridges(
     edges = edges_of(
         "eta", eta, recipe.etas or (), recipe.eta_bounds if recipe.etas is None else None
     )
-    if recipe.etas is None:  # the least value is what the digits carry: no list goes further
+    if recipe.etas is None:  # the least value is meant as a bound: see ETA_BOUNDS
         edges = tuple(edge for edge in edges if edge.end == "upper")
     return replace(made, edges=(*made.edges, *edges))
 
