@@ -18,7 +18,7 @@ def retune(filt: KernelBayesFilter) -> KernelBayesFilter:
     the choice depends less on chance than that of the validation block. `val_mse` is this error.
     """
     recipe, stored = filt._recipe, filt._get().stored
-    space = recipe.space()
+    space = recipe.space().of_observations(stored.x.shape[-1])
     if space.is_one_cell and len(recipe.tried_widths()) == 1:
         return filt
     choice = chosen_by(cross_fitted(filt), recipe, space, stored.z)

@@ -4,13 +4,14 @@ Scales are tried an octave apart. Where the best one is the smallest or the larg
 octave is tried, up to a bound; then the two half octaves beside the best. The first scale is scored
 for the usual ridges, later ones for three around the best; where the best ridge of a promising
 scale is the last of them, further decades are tried with the same factors. A step outwards has to
-lower the error by GAIN, so that flat scores and luck of the validation block do not carry the
-choice away. Each data set searches for itself: those that are done take no part in later rows.
+lower the error by GAIN, one to a smaller bandwidth by NARROWER, so that flat scores and luck of the
+validation block do not carry the choice away, nor to a slow filter. Each data set searches for
+itself: those that are done take no part in later rows.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,10 +22,12 @@ Row = Callable[[Float[Tensor, "m l"]], Float[Tensor, "m w l"]]  # errors at lam,
 RowOf = Callable[[Int[Tensor, "m"], float], Row]  # of some data sets, at a scale
 Progress = Callable[[Iterable["Trial"]], Iterable["Trial"]]
 
-START = (2.0, 1.0, 0.5, 4.0)  # bandwidths of x where the search begins, in medians
+START = (2.0, 1.0, 4.0)  # bandwidths of x where the search begins, in medians
 SCALE_BOUNDS = (2.0**-6, 2.0**5)  # a kernel that tells all points apart; one that is a line
 ETA_BOUNDS = (1e-9, 1.0)  # below, leave-one-out still falls while filters on images grow worse
 GAIN = 0.01  # share of the error by which a step outwards has to pay
+NARROWER = 0.03  # by which one to a smaller bandwidth has to: its filter has a higher rank,
+MANY = 64  # unless x has so many coordinates: then any bandwidth's rank is full
 PROMISING = 1.05  # further ridges are tried at scales with at most so many times the best error
 FLAT = 1e-3  # scores of eta that differ by less are level: the larger eta is taken
 
@@ -37,6 +40,14 @@ class Space:
     lams: tuple[float, ...]
     scale_bounds: Bounds | None = SCALE_BOUNDS
     lam_bounds: Bounds | None = None
+    narrower: float = NARROWER
+
+    def of_observations(self, coordinates: int) -> "Space":
+        """Of images the search begins an octave lower and goes down as readily as up."""
+        if self.scale_bounds is None or coordinates < MANY:
+            return self
+        *narrow, widest = self.scales
+        return replace(self, scales=(*narrow, min(narrow) / 2, widest), narrower=GAIN)
 
     @property
     def is_one_cell(self) -> bool:
@@ -129,20 +140,25 @@ def _trials(space: Space, best: Best) -> Iterator[Trial]:
     """The rows to score; each depends on what the rows before it have found."""
     like = best.error
     everyone = torch.arange(len(like), device=like.device)
+    first = torch.full_like(like, torch.inf)
     for scale in space.scales:
         yield Trial(everyone, scale)
+        if scale == space.scales[0] > min(space.scales):
+            first = best.error.clone()
     if space.scale_bounds is None:
         return
     lowest, highest = space.scale_bounds
+    pays = (1 - space.narrower) * first  # what narrower scales of the start must have brought
     low, high = (torch.full_like(like, end(space.scales)) for end in (min, max))
     while True:
-        down = (best.scale == low) & (low > lowest)
+        down = (best.scale == low) & (low > lowest) & (best.error <= pays)
         up = (best.scale == high) & (high < highest) & ~down
         if not bool((down | up).any()):
             break
         low = torch.where(down, (low / 2).clamp_min(lowest), low)
         high = torch.where(up, (2 * high).clamp_max(highest), high)
-        yield from _by_scale(torch.where(down, low, high), down | up, GAIN)
+        yield from _by_scale(low, down, space.narrower)
+        yield from _by_scale(high, up, GAIN)
     middle = best.scale.clone()
     for beside in (0.7 * middle, 1.4 * middle):
         yield from _by_scale(beside, (beside >= lowest) & (beside <= highest), 0.0)

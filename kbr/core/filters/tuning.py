@@ -50,7 +50,7 @@ def choose(
     space: Space | None = None,
 ) -> Choice:
     """Bandwidths and lam by validation where there is a choice; eta is set by the final fit."""
-    space = recipe.space() if space is None else space
+    space = recipe.space().of_observations(x.shape[-1]) if space is None else space
     if space.is_one_cell and len(recipe.tried_widths()) == 1:
         like = z.new_zeros(z.shape[:-2])
         scale, lam = (torch.full_like(like, v) for v in (space.scales[0], space.lams[0]))
