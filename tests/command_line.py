@@ -8,6 +8,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -46,6 +48,7 @@ def _as_a_process(script: str, arguments: tuple[str, ...], at: Path) -> Iterator
     try:
         yield
     finally:
+        HydraConfig.instance().cfg = None  # as before Hydra ran
         sys.argv, sys.path[:] = argv, path
         os.environ.clear()
         os.environ.update(environ)

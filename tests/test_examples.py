@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kbr.app.own.default_model import default_model
+
 ROOT = Path(__file__).resolve().parent.parent
 INSPECT = "from kbr.app.inspect_data import main; main()"
 BRIEF = ["model.filter.epochs=2", "model.filter.val_every=1"]
@@ -27,8 +29,7 @@ def run(command: str, folder: Path) -> str:
     else:
         assert words[0] == "python"
         words = [sys.executable, str(ROOT / words[1]), *words[2:]]
-        trains = words[1].endswith("train.py") and "model=iw" not in words
-        words += BRIEF if trains else []
+        words += BRIEF if words[1].endswith("train.py") and _trains(words, folder) else []
     # Run ids are made from the clock by default: two runs in one second would share a folder.
     own = {"PYTHONPATH": str(ROOT), "KBR_RUN_ID": str(time.time_ns())}
     done = subprocess.run(
@@ -36,6 +37,15 @@ def run(command: str, folder: Path) -> str:
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def _trains(words: list[str], folder: Path) -> bool:
+    """Whether a network is trained: by the model named, or the one that own data get."""
+    named = [word for word in words if word.startswith("model=")]
+    if named:
+        return named != ["model=iw"]
+    (path,) = [word.partition("=")[2] for word in words if word.startswith("data.path=")]
+    return default_model([f"data.path={folder / path}"]) == "iw_nn"
 
 
 def printed_commands(text: str) -> list[str]:
