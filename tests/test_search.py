@@ -46,7 +46,7 @@ def test_every_data_set_finds_its_own_place_inside():
         alone = search(row_of, Space(**USUAL, **WIDE), scale.new_zeros(1))
         assert float(alone.scale) == float(together.scale[i])
         assert float(alone.lam) == float(together.lam[i])
-        assert len({at for at, _ in seen}) <= 9
+        assert len({at for at, _ in seen}) <= 10
 
 
 def test_values_that_are_given_are_the_only_ones():
@@ -66,7 +66,7 @@ def test_flat_errors_and_errors_that_are_not_finite_do_not_carry_the_search_away
 
     space = Space(**USUAL, **WIDE)
     assert float(search(flat, space, places(0.0)).scale) == 1.0
-    assert float(search(flat, space, places(0.0)).lam) == 1e-3
+    assert float(search(flat, space, places(0.0)).lam) == 0.1  # of level ones the largest
     assert float(search(broken, space, places(0.0)).lam) == pytest.approx(1e3)
 
 

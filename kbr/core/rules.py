@@ -77,7 +77,11 @@ def normalize_ratio(ratio: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
     """max(r, 0) scaled to average one; uniform where no entry is positive."""
     positive = ratio.clamp_min(0)
     mean = positive.mean(-1, keepdim=True)
-    return torch.where(mean > 0, positive / mean, 1.0)
+    usable = mean > 0
+    traced = usable.device.type == "meta" or torch.compiler.is_compiling()
+    if not traced and bool(usable.all()):
+        return positive / mean
+    return torch.where(usable, positive / mean, 1.0)
 
 
 def has_evidence(weights: Float[Tensor, "*b n"], total: Tensor | None = None) -> Tensor:

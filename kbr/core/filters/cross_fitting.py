@@ -32,9 +32,10 @@ class LeaveOut:
     @classmethod
     def of(cls, recipe: Recipe, stored: Stored, update: Update) -> "LeaveOut":
         """`update` is the filter's own, which is kept where the kernel has full rank."""
-        choice = stored.choice
+        choice, x = stored.choice, stored.x.double()
+        recipe = recipe.measured(x, stored.z)
         if not isinstance(update, ActiveSet):
-            lam, x = float(choice.lam.min()), stored.x.double()
+            lam = float(choice.lam.min())
             update = recipe.update(x, choice.scale_x, TOLERANCE, lam=lam, rough=True)
         return cls(recipe, stored, update, recipe.latents(stored.z, choice.scale_z, TOLERANCE))
 

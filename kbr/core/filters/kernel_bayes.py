@@ -235,20 +235,22 @@ class KernelBayesFilter(StoredFilter):
     def _finish(self, stored: Stored) -> Fitted:
         """The operators for all training data with the chosen values."""
         recipe, x, z, choice = self._recipe, stored.x, stored.z, stored.choice
-        smallest = float(choice.lam.min())
+        smallest, large = float(choice.lam.min()), is_large(z.shape[-2])
+        wide = x if large else x.to(torch.float64)
+        recipe = recipe if large else recipe.measured(wide, z)
         if bool(choice.eta.isnan().any()):
             suited, _, some, lengths = tuning_part(recipe, x, z, stored.lengths)
             choice = with_ridges(choice, suited, some, lengths)
         stored = replace(stored, choice=choice)
         ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
-        if stored.landmarks is None and is_large(z.shape[-2]):
+        if stored.landmarks is None and large:
             scales = (choice.scale_x, choice.scale_z)
             made, latents = large_operators(
                 recipe, x, z, stored.lengths, scales=scales, lam=smallest, **ridges
             )
             return Fitted(stored, made, latents)
         eta = float(torch.minimum(choice.eta, choice.lam_transition).min())
-        wide, tolerance = x.to(torch.float64), observation_tolerance(smallest)
+        wide, tolerance = wide.to(torch.float64), observation_tolerance(smallest)
         if stored.landmarks is not None:
             rough = self.rule.SPARSE  # the other rule's lam is that of a squared operator
             tolerance = landmark_tolerance(smallest) if rough else tolerance

@@ -23,7 +23,7 @@ from kbr.core.filters.operators import FilterOperators, build_operators
 from kbr.core.filters.search import ETA_BOUNDS, START, Bounds, Space, search_ridge
 from kbr.core.filters.transition import leave_one_out_score, transition_pairs
 from kbr.core.inputs import check_positive
-from kbr.core.kernels import Kernel, Linear
+from kbr.core.kernels import Kernel, Linear, median_distance
 from kbr.core.ratios import KuLSIF
 from kbr.core.rules import Rule
 
@@ -36,6 +36,8 @@ ROUGH_LAM = 1e-6  # below this ridge it loses those by which ridges are told apa
 TOLERANCE = 1e-7  # of factors to choose with: that needs fewer digits than filtering
 SMALL_ETA = 1e-5  # below this ridge what the factor of the latents leaves out shows
 CLOSE = 1e-11  # so it is made again, to this tolerance
+Medians = tuple[Tensor | None, Tensor | None]
+
 BELOW, ABOVE = 1e-5, 1e3  # how far lam is searched beyond the rule's usual values, as factors
 
 
@@ -54,7 +56,8 @@ class Recipe:
     """The hyper-parameters of a kernel Bayes filter.
 
     None is searched from data; of several values that are given, one is chosen. `least_lam` and
-    `least_eta` end the search where less would be lost in rounding.
+    `least_eta` end the search where less would be lost in rounding. `medians` are the distances
+    that bandwidths of x and z are multiples of, where they are known already.
     """
 
     rule: Rule
@@ -67,6 +70,7 @@ class Recipe:
     engine: Engine
     least_lam: float = 0.0
     least_eta: float = 0.0
+    medians: Medians = (None, None)
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule.ratio, KuLSIF | TransitionRatio):
@@ -84,6 +88,17 @@ class Recipe:
                     raise KbrError(f"{name} must hold at least one value; got none.")
                 for value in grid:
                     check_positive(value, name=name)
+
+    def measured(self, x: Float[Tensor, "*b n dx"], z: Float[Tensor, "*b n dz"]) -> "Recipe":
+        """The same for features of these points at many scales: their medians are found once."""
+        pairs = ((self.rule.kernel_x, x), (self.rule.kernel_z, z))
+        made = (median_distance(points) if _by_median(kernel) else None for kernel, points in pairs)
+        return replace(self, medians=tuple(made))
+
+    def of_members(self, members: Tensor) -> "Recipe":
+        """The same for some of the data sets."""
+        made = (None if median is None else median[members] for median in self.medians)
+        return replace(self, medians=tuple(made))
 
     @property
     def normalize(self) -> bool:
@@ -129,11 +144,11 @@ class Recipe:
 
     def latent_map(self, scale: float | Tensor, tolerance: float) -> FeatureMap:
         """What is fitted to the latents."""
-        return _scaled(self.rule.kernel_z, scale, tolerance)
+        return _scaled(self.rule.kernel_z, scale, tolerance, self.medians[1])
 
     def observation_map(self, scale: float | Tensor, tolerance: float) -> FeatureMap:
         """What is fitted to the observations."""
-        return _scaled(self.rule.kernel_x, scale, tolerance)
+        return _scaled(self.rule.kernel_x, scale, tolerance, self.medians[0])
 
     def fitted_kernels(
         self, x: Tensor, z: Tensor, scales: tuple[Tensor, Tensor]
@@ -252,19 +267,30 @@ def _is_free(kernel: Kernel | FeatureMap) -> bool:
     )
 
 
+def _by_median(kernel: Kernel | FeatureMap) -> bool:
+    """Whether the bandwidth will be a multiple of the median distance, as kernels have it."""
+    return _is_free(kernel) and type(kernel).fit is Kernel.fit
+
+
 def has_no_units(kernel: Kernel | FeatureMap) -> bool:
     """Whether the kernel fits itself to its points: it may see them standardised."""
     inner = kernel if isinstance(kernel, Kernel) else getattr(kernel, "kernel", None)
     return isinstance(inner, Kernel) and _is_free(inner)
 
 
-def _scaled(kernel: Kernel | FeatureMap, scale: float | Tensor, tolerance: float) -> FeatureMap:
+def _scaled(
+    kernel: Kernel | FeatureMap,
+    scale: float | Tensor,
+    tolerance: float,
+    median: Tensor | None = None,
+) -> FeatureMap:
     """The kernel's feature map at a bandwidth scale; finished maps and bandwidths stay."""
     if not isinstance(kernel, Kernel):
         return kernel
-    made = as_feature_map(
-        replace(kernel, scale=kernel.scale * scale) if _is_free(kernel) else kernel
-    )
+    if _is_free(kernel):
+        scale = kernel.scale * scale
+        kernel = replace(kernel, scale=scale, bandwidth=None if median is None else scale * median)
+    made = as_feature_map(kernel)
     return replace(made, tolerance=tolerance) if isinstance(made, PivotedCholesky) else made
 
 

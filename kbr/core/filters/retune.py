@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kbr.core.filters.cross_fitting import even_blocks, pieces_inside, rows_outside
 from kbr.core.filters.kernel_bayes import KernelBayesFilter
+from kbr.core.filters.recipe import Recipe
 from kbr.core.filters.search import Row, RowOf
 from kbr.core.filters.storage import Stored
 from kbr.core.filters.tuning import block_errors, chosen_by
@@ -31,18 +32,22 @@ def cross_fitted(filt: KernelBayesFilter) -> RowOf:
     """Mean squared errors over all training steps, each block filtered by the others' operators."""
     stored = filt._get().stored
     x, z = (rows.reshape(-1, *rows.shape[-2:]) for rows in (stored.x.double(), stored.z))
+    parts = []
+    for block in even_blocks(z.shape[-2]):
+        rest = rows_outside(replace(stored, x=x, z=z), block)
+        parts.append((block, filt._recipe.measured(rest.x, rest.z)))
 
     def row_of(members: Tensor, scale: float) -> Row:
         some = replace(stored, x=x[members], z=z[members])
-        rows = [_block(filt, some, block, scale) for block in even_blocks(z.shape[-2])]
+        rows = [_block(recipe.of_members(members), some, block, scale) for block, recipe in parts]
         return lambda lam: sum(row(lam) for row in rows) / z.shape[-2]  # type: ignore[return-value]
 
     return row_of
 
 
-def _block(filt: KernelBayesFilter, some: Stored, block: range, scale: float) -> Row:
+def _block(recipe: Recipe, some: Stored, block: range, scale: float) -> Row:
     """Errors on one block of operators of the rows outside it."""
     rest = rows_outside(some, block)
     pieces = pieces_inside(some.lengths, block)
     held_out = [(some.x[:, a:b], some.z[:, a:b]) for a, b in pieces]
-    return block_errors(filt._recipe, (rest.x, rest.z), rest.lengths, held_out, scale)
+    return block_errors(recipe, (rest.x, rest.z), rest.lengths, held_out, scale)

@@ -1,12 +1,14 @@
 """A search over bandwidth scale and ridge that widens itself until the best cell lies inside.
 
-Scales are tried an octave apart. Where the best one is the smallest or the largest so far, the next
-octave is tried, up to a bound; then the two half octaves beside the best. The first scale is scored
-for the usual ridges, later ones for three around the best; where the best ridge of a promising
-scale is the last of them, further decades are tried with the same factors. A step outwards has to
-lower the error by GAIN, one to a smaller bandwidth by NARROWER, so that flat scores and luck of the
-validation block do not carry the choice away, nor to a slow filter. Each data set searches for
-itself: those that are done take no part in later rows.
+Scales are tried an octave apart. Where the best one is the largest so far, the next octave is tried,
+up to a bound; where it is the smallest, half an octave, as small ones are slow to try: they have a
+high rank. Last come the half octaves beside the best. The first scale is scored for the usual
+ridges, later ones for three around the best; where the best ridge of a scale that leads is the last
+of them, further decades are tried with the same factors. A step outwards has to lower the error by
+GAIN, one to a smaller bandwidth by NARROWER before the next is tried, and of ridges that are LEVEL
+the largest is taken, so that flat scores and luck of the validation block do not carry the choice
+away, nor to a slow filter. Each data set searches for itself: those that are done take no part in
+later rows.
 """
 
 import math
@@ -26,9 +28,10 @@ START = (2.0, 1.0, 4.0)  # bandwidths of x where the search begins, in medians
 SCALE_BOUNDS = (2.0**-6, 2.0**5)  # a kernel that tells all points apart; one that is a line
 ETA_BOUNDS = (1e-9, 1.0)  # below, leave-one-out still falls while filters on images grow worse
 GAIN = 0.01  # share of the error by which a step outwards has to pay
-NARROWER = 0.03  # by which one to a smaller bandwidth has to: its filter has a higher rank,
+NARROWER = 0.015  # by which half an octave down has to: its filter has a higher rank,
 MANY = 64  # unless x has so many coordinates: then any bandwidth's rank is full
-PROMISING = 1.05  # further ridges are tried at scales with at most so many times the best error
+HALF = 0.7  # half an octave down
+LEVEL = 0.01  # share by which errors of two ridges may differ and be level
 FLAT = 1e-3  # scores of eta that differ by less are level: the larger eta is taken
 
 
@@ -148,20 +151,25 @@ def _trials(space: Space, best: Best) -> Iterator[Trial]:
     if space.scale_bounds is None:
         return
     lowest, highest = space.scale_bounds
-    pays = (1 - space.narrower) * first  # what narrower scales of the start must have brought
-    low, high = (torch.full_like(like, end(space.scales)) for end in (min, max))
+    pays = (1 - space.narrower) * first  # what a step down must have brought to take another one
+    start, high = min(space.scales), torch.full_like(like, max(space.scales))
+    low, halved = torch.full_like(like, start), torch.zeros_like(like, dtype=torch.bool)
     while True:
         down = (best.scale == low) & (low > lowest) & (best.error <= pays)
         up = (best.scale == high) & (high < highest) & ~down
         if not bool((down | up).any()):
             break
-        low = torch.where(down, (low / 2).clamp_min(lowest), low)
+        lower = torch.where(halved, low / (2 * HALF), HALF * low).clamp_min(lowest)
+        low, halved = torch.where(down, lower, low), halved ^ down
         high = torch.where(up, (2 * high).clamp_max(highest), high)
-        yield from _by_scale(low, down, space.narrower)
+        pays = torch.where(down, (1 - space.narrower) * best.error, pays)
+        yield from _by_scale(low, down, 0.0)
         yield from _by_scale(high, up, GAIN)
     middle = best.scale.clone()
-    for beside in (0.7 * middle, 1.4 * middle):
-        yield from _by_scale(beside, (beside >= lowest) & (beside <= highest), 0.0)
+    below, above = HALF * middle, 2 * HALF * middle
+    fresh = (low == start) | (below > 1.01 * low)
+    yield from _by_scale(below, fresh & (below >= lowest), 0.0)
+    yield from _by_scale(above, (middle >= start) & (above <= highest), 0.0)
 
 
 def _by_scale(scale: Float[Tensor, "m"], needed: Bool[Tensor, "m"], gain: float) -> Iterator[Trial]:
@@ -181,9 +189,9 @@ def _best_of_row(
     lowest, highest = space.lam_bounds
     low, high = lams.amin(-1), lams.amax(-1)
     while True:
-        promising = best.error.isfinite() & (best.error <= PROMISING * known)
-        down = promising & (best.lam == low) & (low > 1.001 * lowest)
-        up = promising & (best.lam == high) & (high < highest / 1.001)
+        leads = best.error.isfinite() & (best.error <= known)
+        down = leads & (best.lam == low) & (low > 1.001 * lowest)
+        up = leads & (best.lam == high) & (high < highest / 1.001)
         if not bool((down | up).any()):
             return best
         low, high = torch.where(down, 0.1 * low, low), torch.where(up, 10 * high, high)
@@ -197,11 +205,12 @@ def _best_of_row(
 
 def _least(row: Row, lam: Float[Tensor, "m l"]) -> tuple[Tensor, Tensor, Tensor]:
     """Least error of a row, the width's number and lam; errors that are not finite do not count."""
-    errors = row(lam)
-    errors = torch.where(errors.isfinite(), errors, torch.inf).flatten(1)
-    error, index = errors.min(-1)
-    count = lam.shape[-1]
-    return error, index // count, lam.gather(-1, (index % count).unsqueeze(-1)).squeeze(-1)
+    errors = _finite(row(lam))
+    width = errors.amin(-1).argmin(-1)
+    errors = errors.gather(-2, width[:, None, None].expand(-1, 1, lam.shape[-1])).squeeze(-2)
+    largest = torch.where(errors <= (1 + LEVEL) * errors.amin(-1, keepdim=True), lam, 0.0)
+    index = largest.argmax(-1, keepdim=True)
+    return errors.gather(-1, index).squeeze(-1), width, lam.gather(-1, index).squeeze(-1)
 
 
 def search_ridge(

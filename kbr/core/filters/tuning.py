@@ -58,12 +58,13 @@ def choose(
     cut = validation_start(z.shape[-2])
     fit_lengths, pieces = split_lengths(lengths, cut)
     flat_x, flat_z = x.reshape(-1, *x.shape[-2:]), z.reshape(-1, *z.shape[-2:])
+    measured = recipe.measured(flat_x[:, :cut], flat_z[:, :cut])
 
     def row_of(members: Tensor, scale: float) -> Row:
         some_x, some_z = (_members(rows, members) for rows in (flat_x, flat_z))
         held_out = [(some_x[:, a:b], some_z[:, a:b]) for a, b in pieces]
         fitted = (some_x[:, :cut], some_z[:, :cut])
-        total = block_errors(recipe, fitted, fit_lengths, held_out, scale)
+        total = block_errors(measured.of_members(members), fitted, fit_lengths, held_out, scale)
         return lambda lam: total(lam) / (z.shape[-2] - cut)
 
     return chosen_by(row_of, recipe, space, z, progress)
