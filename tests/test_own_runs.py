@@ -253,15 +253,15 @@ def test_vectors_get_a_kernel_and_frames_get_features_unless_a_model_is_named(tm
     done = call("data=npz", f"data.path={path}", f"hydra.run.dir={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
     assert "x are vectors: model=iw\n" in done.stdout
-    assert "note: learned features not tried: model=iw_nn" in done.stdout
+    said = r"validates (no )?better: [\d.e-]+ against [\d.e-]+"
+    assert re.search(f"note: a trained encoder {said}: model=iw_nn", done.stdout)
     (other,) = [line for line in done.stdout.splitlines() if "the other:" in line]
     assert other.endswith(f"train.py data=npz data.path={path} model=iw_nn")
     small = ["model.filter.epochs=2", "model.filter.val_every=1", "encoder=mlp"]
     words = shlex.split(other.partition("train.py ")[2])
     again = call(*words, *small, f"hydra.run.dir={tmp_path / 'nn'}")
     assert again.returncode == 0, again.stderr
-    said = r"the kernel on raw observations validates (no )?better: [\d.e-]+ against [\d.e-]+"
-    assert re.search(said, again.stdout)
+    assert re.search(f"the kernel on raw observations {said}", again.stdout)
     (other,) = [line for line in again.stdout.splitlines() if "the other:" in line]
     assert other.endswith("model=iw")
     frames = tmp_path / "frames.npz"

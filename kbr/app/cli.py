@@ -65,7 +65,7 @@ def _choose_model() -> None:
     from kbr.app.own.default_model import default_model
 
     if (name := default_model(sys.argv[1:])) is not None:
-        sys.argv.append(f"model={name}")
+        sys.argv += [f"model={name}", *(["model.compare_learned=true"] if name == "iw" else [])]
         kind = "frames" if name == "iw_nn" else "vectors"
         print(f"x are {kind}: model={name}", flush=True)
 

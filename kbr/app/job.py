@@ -6,6 +6,7 @@ import shlex
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from omegaconf import DictConfig
 from kbr.app.cli import stop
 from kbr.app.commands import command, setting, shown
 from kbr.app.config.check import check_config
+from kbr.app.learned import tried
 from kbr.app.methods import Outcome
 from kbr.app.monitoring import log_outcome
 from kbr.app.own.problem import OwnData
@@ -148,6 +150,9 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
         print(f"{method.name} on {problem.name}, {len(seeds)} trial(s)")
     started = time.perf_counter()
     outcome = method.run(problem, seeds, context)
+    if outcome.alternative is not None and getattr(method, "compare_learned", False):
+        other = tried(outcome.alternative, outcome, problem, seeds[0])  # type: ignore[arg-type]
+        outcome = replace(outcome, alternative=other)
     seconds = time.perf_counter() - started
     metrics = write_outcome(folder, problem, method.name, seeds, outcome)
     if sweeping and by_hydra and searches(HydraConfig.get()) and objective(metrics) is None:

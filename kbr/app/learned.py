@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +29,7 @@ from kbr.training.learned_filter import LearnedFilter
 from kbr.training.progress import EpochBar, quiet_lightning
 from kbr.training.trained_filter import TrainedFilter
 
+MOST_TRIED = 5000  # rows on which learned features are trained just to compare them
 GAZE_FRAMES = 4  # training frames on which TensorBoard shows what the encoder looks at
 
 
@@ -177,6 +179,34 @@ class TrainedMethod:
         if isinstance(problem, Filtering) or problem.recording.has_images or kind is MLP:
             return self.filter, ()
         return replace(self.filter, encoder=partial(MLP)), ("x are vectors: encoder=mlp is used",)
+
+
+def tried(
+    alternative: Alternative, outcome: Outcome, problem: Sequential, seed: int
+) -> Alternative:
+    """Learned features, trained in passing to know their validation error."""
+    data = problem.data(seed)
+    rows = sum(len(piece) for piece in data.x_train)
+    if in_file(data.x_train) or rows > MOST_TRIED:
+        return replace(alternative, why_not=f"not tried on {rows:,} rows")
+    filt = LearnedFilter(encoder=partial(MLP))
+    quiet_lightning()
+    bar = EpochBar("a trained encoder, to compare")
+    try:
+        with TemporaryDirectory() as folder:
+            filt.fit(
+                data.x_train,
+                data.z_train,
+                units=problem.filter_units,
+                seed=seed,
+                folder=Path(folder),
+                trainer={"logger": False, "enable_progress_bar": False, "callbacks": [bar]},
+            )
+    except KbrError as error:
+        return replace(alternative, why_not=f"could not be trained: {error}")
+    return replace(
+        alternative, error=filt.val_mse, own_error=float(outcome.chosen[problem.val_name][0])
+    )
 
 
 def in_file(x_train: Any) -> bool:

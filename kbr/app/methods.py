@@ -46,12 +46,13 @@ class Alternative:
 
     model: str
     what: str
+    why_not: str = "not tried"  # where there is no error
     error: float | None = None
     own_error: float | None = None  # of the model that ran
 
     def __str__(self) -> str:
         if self.error is None or self.own_error is None:
-            return f"{self.what} not tried"
+            return f"{self.what} {self.why_not}"
         better = "better" if self.error < self.own_error else "no better"
         return f"{self.what} validates {better}: {self.error:.4g} against {self.own_error:.4g}"
 
@@ -112,6 +113,7 @@ class KernelMethod:
     etas: Sequence[float] | None = None
     lams: Sequence[float] | None = None
     engine: str = "auto"
+    compare_learned: bool = False
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         if isinstance(problem, PosteriorMean):
@@ -278,7 +280,7 @@ def _scaled(kernel: Kernel | FeatureMap, scale: Tensor) -> Kernel | FeatureMap:
 def _learned(problem: Sequential) -> Alternative | None:
     """Own data can be filtered on learned features too."""
     own = isinstance(problem, OwnData)
-    return Alternative(model="iw_nn", what="learned features") if own else None
+    return Alternative(model="iw_nn", what="a trained encoder") if own else None
 
 
 @dataclass(frozen=True, kw_only=True)

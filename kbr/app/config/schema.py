@@ -192,6 +192,7 @@ class KernelMethod:
     etas: Grid | None
     lams: Grid | None
     engine: Literal["auto", "low_rank", "compressed", "active_set"]
+    compare_learned: bool
 
 
 @dataclass

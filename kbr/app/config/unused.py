@@ -9,8 +9,17 @@ from kbr.core.errors import KbrError
 
 KERNEL = ("kbr.app.methods.KernelMethod", "kbr.app.refined.RefinedMethod")
 TRAINED = "kbr.app.learned.TrainedMethod"
+OWN = "kbr.app.own.problem.OwnData"
 POSTERIOR = "kbr.app.problems.PosteriorMean"
-FILTER_KEYS = ("lam_transition", "scales", "widths", "lams", "etas", "engine")
+FILTER_KEYS = (
+    "lam_transition",
+    "scales",
+    "widths",
+    "lams",
+    "etas",
+    "engine",
+    "compare_learned",
+)
 HARDWARE = ("trainer.accelerator", "trainer.devices", "trainer.precision", "trainer.timeout")
 
 Unused = tuple[str, str]  # a key, and why nothing uses it
@@ -46,16 +55,19 @@ def wasted(values: Mapping[str, Any], choices: Mapping[str, str | None]) -> Iter
             yield f"data.{name}", "it is for drawn frames, and data.frames names a file"
     if model.get("_target_") in KERNEL:
         yield "model.rule.lam", "set model.lam"
-        yield from _of_kernel(model, _is_posterior(data))
+        yield from _of_kernel(model, _problem(data))
     if model.get("_target_") == TRAINED:
         yield from _of_training(model["filter"])
 
 
-def _of_kernel(model: Mapping[str, Any], posterior: bool) -> Iterator[Unused]:
+def _of_kernel(model: Mapping[str, Any], problem: str | None) -> Iterator[Unused]:
+    posterior = problem == POSTERIOR
     if posterior:
         for name in FILTER_KEYS:
             yield f"model.{name}", "it is for filters, and this data has no dynamics"
     else:
+        if problem != OWN:
+            yield "model.compare_learned", "it is for own data"
         yield "model.tune", "it is for data=gaussian; filters are always tuned"
     if posterior and model.get("tune"):
         for name in ("lam", "eta"):
@@ -112,6 +124,6 @@ def _holds(values: Any, key: str) -> bool:
     return values is not None and values is not False
 
 
-def _is_posterior(data: Mapping[str, Any]) -> bool:
+def _problem(data: Mapping[str, Any]) -> str | None:
     problem = data.get("problem")
-    return isinstance(problem, Mapping) and problem.get("_target_") == POSTERIOR
+    return problem.get("_target_") if isinstance(problem, Mapping) else None
