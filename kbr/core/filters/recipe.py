@@ -36,7 +36,7 @@ ROUGH_LAM = 1e-6  # below this ridge it loses those by which ridges are told apa
 TOLERANCE = 1e-7  # of factors to choose with: that needs fewer digits than filtering
 SMALL_ETA = 1e-5  # below this ridge what the factor of the latents leaves out shows
 CLOSE = 1e-11  # so it is made again, to this tolerance
-Medians = tuple[Tensor | None, Tensor | None]
+Medians = tuple[Tensor | None, ...]  # of x and of z
 
 BELOW, ABOVE = 1e-5, 1e3  # how far lam is searched beyond the rule's usual values, as factors
 

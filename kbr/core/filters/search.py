@@ -1,8 +1,8 @@
 """A search over bandwidth scale and ridge that widens itself until the best cell lies inside.
 
-Scales are tried an octave apart. Where the best one is the largest so far, the next octave is tried,
-up to a bound; where it is the smallest, half an octave, as small ones are slow to try: they have a
-high rank. Last come the half octaves beside the best. The first scale is scored for the usual
+Scales are tried an octave apart. Where the best one is the largest so far, the next octave is
+tried, up to a bound; where it is the smallest, half an octave, as small ones are slow to try: they
+have a high rank. Last come the half octaves beside the best. The first scale is scored for the usual
 ridges, later ones for three around the best; where the best ridge of a scale that leads is the last
 of them, further decades are tried with the same factors. A step outwards has to lower the error by
 GAIN, one to a smaller bandwidth by NARROWER before the next is tried, and of ridges that are LEVEL
