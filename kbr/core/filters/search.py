@@ -2,13 +2,13 @@
 
 Scales are tried an octave apart. Where the best one is the largest so far, the next octave is
 tried, up to a bound; where it is the smallest, half an octave, as small ones are slow to try: they
-have a high rank. Last come the half octaves beside the best. The first scale is scored for the usual
-ridges, later ones for three around the best; where the best ridge of a scale that leads is the last
-of them, further decades are tried with the same factors. A step outwards has to lower the error by
-GAIN, one to a smaller bandwidth by NARROWER before the next is tried, and of ridges that are LEVEL
-the largest is taken, so that flat scores and luck of the validation block do not carry the choice
-away, nor to a slow filter. Each data set searches for itself: those that are done take no part in
-later rows.
+have a high rank. Last come the half octaves beside the best. The first scale is scored for the
+usual ridges, later ones for three around the best; where the best ridge of a scale that leads is
+the last of them, further decades are tried with the same factors. A step outwards has to lower the
+error by GAIN, one to a smaller bandwidth by NARROWER before the next is tried, and of ridges that
+are LEVEL the largest is taken, so that flat scores and luck of the validation block do not carry
+the choice away, nor to a slow filter. Each data set searches for itself: those that are done take
+no part in later rows.
 """
 
 import math
