@@ -21,14 +21,14 @@ import torch
 from torch import Generator, Tensor
 
 from kbr import KernelBayesFilter
-from kbr.app.run_folder import write_rows
-from kbr.core.calibration import WAKING
+from kbr.app.run.folder import write_rows
 from kbr.core.datasets.drawing import normal
 from kbr.core.datasets.dsprites import DSprites
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
 from kbr.core.filters.base import BaseFilter
 from kbr.core.filters.result import FilterResult
-from kbr.core.uncertainty import credible_region
+from kbr.core.uncertainty.calibration import WAKING
+from kbr.core.uncertainty.regions import credible_region
 
 GAP = 20
 OBSERVED = 15  # steps before and after each gap
@@ -68,7 +68,7 @@ class Case:
     def fit(self, x: Tensor, z: Tensor, seed: int, *, quick: bool) -> BaseFilter:
         if self.model == "iw":
             return KernelBayesFilter().fit(x, z)
-        from kbr.training.learned_filter import LearnedFilter
+        from kbr.training.filters.learned import LearnedFilter
 
         filt = LearnedFilter(epochs=20) if quick else LearnedFilter()
         trainer = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False}

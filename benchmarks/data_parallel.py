@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from kbr.core.datasets.dsprites import DSprites
 from kbr.core.objectives import feature_loss
 from kbr.training import LearnedFilter, SoftArgmaxCNN
-from kbr.training.progress import quiet_lightning
-from kbr.training.sequence_module import PIECE
+from kbr.training.callbacks.bar import quiet_lightning
+from kbr.training.modules.base import PIECE
 from kbr.training.workers import loss_over_workers, rows_of, sums_by_pieces
 
 LAM = 1e-3

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kbr.app.frames import captured_frames, resized
-from kbr.app.maze_frames import HEIGHT, WIDTH, draw_maze, maze_scene
+from kbr.app.tasks.frames import captured_frames, resized
+from kbr.app.tasks.maze_frames import HEIGHT, WIDTH, draw_maze, maze_scene
 from kbr.core.datasets.raycast import draw
 
 WITHIN = 5  # degrees

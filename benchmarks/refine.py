@@ -21,9 +21,9 @@ from torch import Tensor
 
 from kbr import KernelBayesFilter
 from kbr.core.datasets.dynamics import Oscillatory
-from kbr.core.filters.readout import fit_readout, predicted_means
-from kbr.core.filters.refine import refine
-from kbr.core.filters.retune import retune
+from kbr.core.filters.refined.readout import fit_readout, predicted_means
+from kbr.core.filters.refined.refine import refine
+from kbr.core.filters.refined.retune import retune
 
 
 def errors(n_train: int, seeds: range) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ import torch
 
 from kbr import KernelBayesFilter
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
-from kbr.core.filters.particle import ParticleFilter
+from kbr.core.filters.classical.particle import ParticleFilter
 from kbr.core.filters.result import mean_squared_error
 
 TASKS = {"rotation": Rotation(), "oscillatory": Oscillatory()}

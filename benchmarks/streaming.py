@@ -57,7 +57,7 @@ def memory_of_command(filt: KernelBayesFilter, x: torch.Tensor, steps: int) -> l
     """The same of kbr-filter, which reads a pipe and answers into another."""
     with tempfile.TemporaryDirectory() as folder:
         filt.save(Path(folder) / "filter.ckpt")
-        command = [sys.executable, "-m", "kbr.app.stream", f"run={folder}/filter.ckpt"]
+        command = [sys.executable, "-m", "kbr.app.streaming.command", f"run={folder}/filter.ckpt"]
         pipe = subprocess.PIPE
         lines = [f"{json.dumps(row)}\n" for row in x.tolist()]
         found = []

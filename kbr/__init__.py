@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kbr.core.calibration import Calibration
     from kbr.core.embedding import Embedding
     from kbr.core.errors import KbrError
     from kbr.core.features import Identity, Nystroem, PivotedCholesky, RandomFourier
     from kbr.core.filters.belief import Belief
-    from kbr.core.filters.extended_kalman import ExtendedKalmanFilter
-    from kbr.core.filters.kalman import KalmanFilter
-    from kbr.core.filters.kernel_bayes import KernelBayesFilter
-    from kbr.core.filters.known_transition import TransitionRatio
-    from kbr.core.filters.particle import ParticleFilter
+    from kbr.core.filters.classical.extended import ExtendedKalmanFilter
+    from kbr.core.filters.classical.kalman import KalmanFilter
+    from kbr.core.filters.classical.particle import ParticleFilter
+    from kbr.core.filters.classical.state_space import StateSpaceModel
+    from kbr.core.filters.classical.unscented import UnscentedKalmanFilter
+    from kbr.core.filters.kernel.filter import KernelBayesFilter
+    from kbr.core.filters.kernel.known_transition import TransitionRatio
     from kbr.core.filters.result import FilterResult
-    from kbr.core.filters.state_space import StateSpaceModel
-    from kbr.core.filters.unscented_kalman import UnscentedKalmanFilter
     from kbr.core.kernels import Gaussian, Laplace, Linear, Matern32, Matern52
     from kbr.core.likelihood_free import (
         SimulationPosterior,
@@ -32,22 +31,23 @@ if TYPE_CHECKING:
     from kbr.core.ratios import ExactRatio, KuLSIF, RuLSIF
     from kbr.core.rule_tuning import tune_rule
     from kbr.core.rules import ImportanceWeightedRule, OriginalRule
+    from kbr.core.uncertainty.calibration import Calibration
 
 __version__ = "0.2.0"
 
 _HOME = {
     "Belief": "filters.belief",
-    "Calibration": "calibration",
+    "Calibration": "uncertainty.calibration",
     "Embedding": "embedding",
     "ExactRatio": "ratios",
-    "ExtendedKalmanFilter": "filters.extended_kalman",
+    "ExtendedKalmanFilter": "filters.classical.extended",
     "FilterResult": "filters.result",
     "Gaussian": "kernels",
     "Identity": "features",
     "ImportanceWeightedRule": "rules",
-    "KalmanFilter": "filters.kalman",
+    "KalmanFilter": "filters.classical.kalman",
     "KbrError": "errors",
-    "KernelBayesFilter": "filters.kernel_bayes",
+    "KernelBayesFilter": "filters.kernel.filter",
     "KuLSIF": "ratios",
     "Laplace": "kernels",
     "Linear": "kernels",
@@ -56,15 +56,15 @@ _HOME = {
     "Mixture": "mixtures",
     "Nystroem": "features",
     "OriginalRule": "rules",
-    "ParticleFilter": "filters.particle",
+    "ParticleFilter": "filters.classical.particle",
     "PerCoordinate": "per_coordinate",
     "PivotedCholesky": "features",
     "RandomFourier": "features",
     "RuLSIF": "ratios",
     "SimulationPosterior": "likelihood_free",
-    "StateSpaceModel": "filters.state_space",
-    "TransitionRatio": "filters.known_transition",
-    "UnscentedKalmanFilter": "filters.unscented_kalman",
+    "StateSpaceModel": "filters.classical.state_space",
+    "TransitionRatio": "filters.kernel.known_transition",
+    "UnscentedKalmanFilter": "filters.classical.unscented",
     "posterior_from_simulations": "likelihood_free",
     "posterior_from_simulator": "likelihood_free",
     "tune_rule": "rule_tuning",
@@ -119,9 +119,9 @@ def load_filter(path: str | Path, *, trial: int = 0) -> Any:
 def read_recording(path: str | Path, filt: Any = None, **keys: Any) -> Any:
     """A recording (CSV, npz, folder of arrays or frames) as a table that `filt.filter` takes.
 
-    Columns are found by the names `filt` was trained on; see `kbr.app.own.new.read_recording`.
+    Columns are found by the names `filt` was trained on; see `kbr.app.recordings.new`.
     """
-    return import_module("kbr.app.own.new").read_recording(path, filt, **keys)
+    return import_module("kbr.app.recordings.new").read_recording(path, filt, **keys)
 
 
 def __getattr__(name: str) -> object:

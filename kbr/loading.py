@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kbr.core import checkpoint
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel_bayes import KernelBayesFilter
-from kbr.core.filters.refined import KIND as REFINED
-from kbr.core.filters.refined import RefinedFilter, trial_state
-from kbr.core.filters.storage import KIND, RUN_KIND, member
-from kbr.core.scaling import Scaling
-from kbr.core.units import Units
+from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.filters.kernel.storage import KIND, RUN_KIND, member
+from kbr.core.filters.refined.filter import KIND as REFINED
+from kbr.core.filters.refined.filter import RefinedFilter, trial_state
+from kbr.core.io import checkpoint
+from kbr.core.units.scaling import Scaling
+from kbr.core.units.units import Units
 
 TRAINED = ("kbr.learned_filter", "kbr.lstm_filter")
 RECORD = "run.json"  # of a finished run
@@ -39,8 +39,8 @@ def load_filter(run: str | Path, *, trial: int = 0) -> Any:
     content = checkpoint.read(path)
     kind = content["kind"]
     if kind in TRAINED:
-        from kbr.training.learned_filter import LearnedFilter
-        from kbr.training.lstm_filter import LSTMFilter
+        from kbr.training.filters.learned import LearnedFilter
+        from kbr.training.filters.lstm import LSTMFilter
 
         units = None if content.get("units") is not None else _older_units(path)
         return next(c for c in (LearnedFilter, LSTMFilter) if c.kind == kind).load(

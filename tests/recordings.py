@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from kbr.app import cli
-from kbr.app.own.problem import OwnData
-from kbr.app.own.read import Source
-from kbr.app.own.split import Splitting
+from kbr.app.recordings.read import Source
+from kbr.app.recordings.split import Splitting
+from kbr.app.recordings.task import OwnData
 
 SPLIT = ("split", "test_share", "max_gap", "n_train", "n_test")
 OWN = ("circular", "angle_unit", "units")

@@ -91,3 +91,13 @@ print(post.mean.isfinite().all().item())
 
 def test_every_public_name_exists():
     assert all(hasattr(kbr, name) for name in kbr.__all__)
+
+
+def test_no_room_of_the_app_is_crowded():
+    rooms = {file.parent for file in (ROOT / "app").rglob("*.py")}
+    crowded = {
+        room.name: len(found)
+        for room in rooms
+        if len(found := [file for file in room.glob("*.py") if file.name != "__init__.py"]) > 10
+    }
+    assert crowded == {}

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter, OriginalRule, load_filter
-from kbr.core import checkpoint
-from kbr.core.adaptive import stretches
-from kbr.core.calibration import NEVER, WAKING, bridges_of, horizons_of, next_horizon
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
+from kbr.core.io import checkpoint
+from kbr.core.uncertainty.adaptive import stretches
+from kbr.core.uncertainty.calibration import NEVER, WAKING, bridges_of, horizons_of, next_horizon
 from kbr.training.encoders import MLP
-from kbr.training.learned_filter import LearnedFilter
-from kbr.training.lstm_filter import LSTMFilter
+from kbr.training.filters.learned import LearnedFilter
+from kbr.training.filters.lstm import LSTMFilter
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning with torch's pytrees

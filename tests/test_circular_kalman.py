@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.circular_kalman import CircularKalmanFilter, circular_moments, wrap
+from kbr.core.filters.classical.circular import CircularKalmanFilter, circular_moments, wrap
 
 
 def grid_filter(y, *, omega, sigma_z, sigma_x, size=1440):

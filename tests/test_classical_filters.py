@@ -9,12 +9,12 @@ import torch
 
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
 from kbr.core.errors import KbrError
-from kbr.core.filters.extended_kalman import ExtendedKalmanFilter
-from kbr.core.filters.kalman import KalmanFilter
-from kbr.core.filters.particle import ParticleFilter, systematic_resample
+from kbr.core.filters.classical.extended import ExtendedKalmanFilter
+from kbr.core.filters.classical.kalman import KalmanFilter
+from kbr.core.filters.classical.particle import ParticleFilter, systematic_resample
+from kbr.core.filters.classical.state_space import StateSpaceModel
+from kbr.core.filters.classical.unscented import UnscentedKalmanFilter
 from kbr.core.filters.result import mean_squared_error
-from kbr.core.filters.state_space import StateSpaceModel
-from kbr.core.filters.unscented_kalman import UnscentedKalmanFilter
 
 KALMANS = [
     pytest.param(KalmanFilter, {}, id="kalman"),

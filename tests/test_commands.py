@@ -13,9 +13,9 @@ import torch
 
 import kbr
 from kbr.app import inspect_data
-from kbr.app.commands import quoted
-from kbr.app.methods import KernelMethod
-from kbr.app.problems import Filtering, PosteriorMean
+from kbr.app.models.kernel import KernelMethod
+from kbr.app.tasks.task import Filtering, PosteriorMean
+from kbr.app.text.commands import quoted
 from kbr.core.datasets.gaussian import GaussianTask
 from kbr.core.errors import KbrError
 
@@ -66,7 +66,7 @@ def test_versions_are_kbrs(tmp_path, capsys):
         assert run(tmp_path, script, "--version").stdout == expected
     inspect_data.main(["--version"])
     assert capsys.readouterr().out == expected
-    search = pytest.importorskip("kbr.app.search")
+    search = pytest.importorskip("kbr.app.sweep.tune")
     with pytest.raises(SystemExit) as end:
         search.main(["--version"])
     assert end.value.code == 0
@@ -95,7 +95,7 @@ def test_a_search_takes_own_data_and_its_command_can_be_pasted(
     tmp_path, capsys, monkeypatch, model
 ):
     pytest.importorskip("optuna")
-    from kbr.app import search
+    from kbr.app.sweep import tune as search
 
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(1000)

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from scipy.stats import wilcoxon
 
 from kbr import KernelBayesFilter
-from kbr.app.compare import compare_runs
-from kbr.app.evaluation import check_device, evaluate_run
+from kbr.app.evaluate.compare import compare_runs
+from kbr.app.evaluate.run import check_device, evaluate_run
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.errors import KbrError
 
@@ -145,7 +145,7 @@ def test_compare_takes_fresh_sequences_too(runs, tmp_path):
 
 
 def test_a_trained_network_meets_a_fresh_sequence(tmp_path):
-    from kbr.training.learned_filter import LearnedFilter
+    from kbr.training.filters.learned import LearnedFilter
 
     folder = tmp_path / "run"
     quick = ["debug=smoke", "trainer=cpu", "model.filter.epochs=2", "model.filter.val_every=1"]

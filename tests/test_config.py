@@ -15,8 +15,8 @@ from kbr.app.cli import CONFIGS
 from kbr.app.config.check import Check, arguments, check_config, hints
 from kbr.app.config.errors import composition_error
 from kbr.app.config.schema import OPTIONS, TARGETS
-from kbr.app.config.sweep_check import cells
-from kbr.app.trusted import construct
+from kbr.app.run.trusted import construct
+from kbr.app.sweep.check import cells
 from kbr.core.errors import KbrError
 
 GROUPS = ("data", "model", "encoder", "trainer", "logger", "debug", "experiment")
@@ -344,7 +344,7 @@ name: ring
 n_train: 50
 speed: 0.3
 problem:
-  _target_: kbr.app.problems.Filtering
+  _target_: kbr.app.tasks.task.Filtering
   name: ${data.name}
   n_train: ${data.n_train}
   n_test: 20

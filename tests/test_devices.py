@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 import kbr
 from kbr import ImportanceWeightedRule, KernelBayesFilter, OriginalRule
 from kbr.core.datasets.dynamics import Rotation
-from kbr.core.filters.refined import RefinedFilter
-from kbr.core.filters.run import run_filter, run_smoother
+from kbr.core.filters.kernel.run import run_filter, run_smoother
+from kbr.core.filters.refined.filter import RefinedFilter
 
 PACKAGE = Path(kbr.__file__).resolve().parent
 # Datasets make data and are given none; numpy's arrays are on the CPU.

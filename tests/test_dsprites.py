@@ -12,7 +12,7 @@ from kbr.core.datasets.dsprites_file import DSpritesFile, file_md5
 from kbr.core.datasets.dynamics import Oscillatory
 from kbr.core.datasets.sprites import SpriteRenderer
 from kbr.core.errors import KbrError
-from kbr.core.filters.particle import ParticleFilter
+from kbr.core.filters.classical.particle import ParticleFilter
 
 
 def centre(image: Tensor) -> tuple[float, float]:

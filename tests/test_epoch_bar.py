@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from kbr.training.progress import LAYOUTS, LONGEST, layout
+from kbr.training.callbacks.bar import LAYOUTS, LONGEST, layout
 
 TRAIN = """
 import sys, warnings, torch
 from functools import partial
 from kbr.training import LearnedFilter
 from kbr.training.encoders import MLP
-from kbr.training.progress import EpochBar
+from kbr.training.callbacks.bar import EpochBar
 z = torch.randn(60, 1, generator=torch.Generator().manual_seed(0)).cumsum(0)
 bar = EpochBar("iw_nn seed 1000")
 LearnedFilter(encoder=partial(MLP), epochs=6, val_every=2, log_every=1).fit(

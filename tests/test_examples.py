@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kbr.app.own.default_model import default_model
+from kbr.app.models.default import default_model
 
 ROOT = Path(__file__).resolve().parent.parent
 INSPECT = "from kbr.app.inspect_data import main; main()"
@@ -25,7 +25,7 @@ def run(command: str, folder: Path) -> str:
     if words[0] == "kbr-inspect":
         words = [sys.executable, "-c", INSPECT, *words[1:]]
     elif words[0] == "kbr-filter":
-        words = [sys.executable, "-m", "kbr.app.stream", *words[1:]]
+        words = [sys.executable, "-m", "kbr.app.streaming.command", *words[1:]]
     else:
         assert words[0] == "python"
         words = [sys.executable, str(ROOT / words[1]), *words[2:]]

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from kbr.app.own.problem import OwnData
-from kbr.app.own.read import Source
-from kbr.app.own.split import Splitting
-from kbr.core import file_rows
+from kbr.app.recordings.read import Source
+from kbr.app.recordings.split import Splitting
+from kbr.app.recordings.task import OwnData
 from kbr.core.errors import KbrError
-from kbr.core.file_rows import FileRows
+from kbr.core.io import file_rows
+from kbr.core.io.file_rows import FileRows
 from kbr.core.objectives import add_up, feature_sums, loss_from_sums
 from kbr.training import MLP, LearnedFilter, SoftArgmaxCNN, feature_module, workers
 from kbr.training.data import training_rows
-from kbr.training.sequence_module import input_scaling
+from kbr.training.modules.base import input_scaling
 from kbr.training.workers import loss_in_parts
 
 ROWS = 120
@@ -46,7 +46,7 @@ def folder(tmp_path):
 def few_at_once(monkeypatch):
     """No more than 30 rows of the file are ever read together."""
     monkeypatch.setattr(file_rows, "BLOCK", 30)
-    monkeypatch.setattr("kbr.training.trained_filter.ENCODE_ROWS", 30)
+    monkeypatch.setattr("kbr.training.filters.trained.ENCODE_ROWS", 30)
     raw = FileRows.raw
 
     def checked(self):
@@ -199,7 +199,7 @@ def test_frames_with_nan_are_missing(folder, few_at_once):
 
 def test_what_cannot_be_done_by_blocks_is_refused(folder, monkeypatch, tmp_path):
     data = own(folder)
-    monkeypatch.setattr("kbr.core.memory.available_memory", lambda device=None: 10.0)
+    monkeypatch.setattr("kbr.core.io.memory.available_memory", lambda device=None: 10.0)
     with pytest.raises(KbrError, match="iw_nn"):
         data.trials([0])
     made = data.data(0)

@@ -10,7 +10,7 @@ from filter_reference import dense_filter, median_bandwidth, original
 from kbr import Gaussian, Identity, ImportanceWeightedRule, KernelBayesFilter, OriginalRule
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
 from kbr.core.features import PivotedCholesky
-from kbr.core.filters.engine import ActiveSet, LowRank, compress
+from kbr.core.filters.kernel.engine import ActiveSet, LowRank, compress
 
 ENGINES = ["auto", "low_rank", "compressed", "active_set"]
 DYNAMICS = {"rotation": Rotation(), "oscillatory": Oscillatory()}
@@ -198,7 +198,7 @@ def test_the_active_set_in_groups_is_the_active_set_at_once(monkeypatch, rule):
     ratio = (ratio - x.new_tensor([0.1, 0.9, 1.0])[:, None]).clamp_min(0)
     query, lam = update.observe(points[:, :3]), x.new_tensor([1e-2, 1e-3, 1e-2]).expand(2, 3)
     at_once = update.weights(rule, ratio, query, lam)
-    monkeypatch.setattr("kbr.core.filters.engine.GROUP", 1)
+    monkeypatch.setattr("kbr.core.filters.kernel.engine.GROUP", 1)
     torch.testing.assert_close(update.weights(rule, ratio, query, lam), at_once)
     alone = ActiveSet(kernel, points[1], kernel(points[1], points[1]))
     single = alone.weights(rule, ratio[1], query[1], lam[1])

@@ -13,8 +13,8 @@ import torch
 from command_line import call
 from PIL import Image
 
-from kbr.app.capture_dmlab import HEADING, LOOK, PIXELS, main
-from kbr.app.frames import captured_frames, heading_frames, resized
+from kbr.app.tasks.capture_dmlab import HEADING, LOOK, PIXELS, main
+from kbr.app.tasks.frames import captured_frames, heading_frames, resized
 from kbr.core.errors import KbrError
 
 ROOT = Path(__file__).resolve().parent.parent

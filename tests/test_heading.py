@@ -9,7 +9,7 @@ import torch
 from kbr.core.datasets.frame_table import FrameTable
 from kbr.core.datasets.heading import Heading
 from kbr.core.errors import KbrError
-from kbr.core.filters.particle import ParticleFilter
+from kbr.core.filters.classical.particle import ParticleFilter
 
 
 def table(yaw, *, size=(3, 4), seed=0):

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kbr.app.frames import captured_frames
 from kbr.app.inspect_data import main
-from kbr.app.own.read import Source
-from kbr.app.pictures import read_picture
+from kbr.app.recordings.read import Source
+from kbr.app.tasks.frames import captured_frames
+from kbr.app.tasks.pictures import read_picture
 from kbr.core.errors import KbrError
-from kbr.core.file_rows import FileRows
 from kbr.core.inputs import as_tensor
+from kbr.core.io.file_rows import FileRows
 
 ROWS = 40
 Z = np.arange(ROWS, dtype=np.float64)[:, None]
@@ -337,7 +337,7 @@ def test_decimal_commas_are_read_where_they_are_declared(tmp_path):
 
 
 def test_a_text_larger_than_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("kbr.core.memory.available_memory", lambda device=None: 100.0)
+    monkeypatch.setattr("kbr.core.io.memory.available_memory", lambda device=None: 100.0)
     refused(table(tmp_path, "a,b\n" + "1,2\n" * 50), "takes about", "x.npy", **AB)
 
 

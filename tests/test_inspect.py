@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kbr.app.inspect_data import main
-from kbr.app.own.findings import findings
-from kbr.app.own.problem import OwnData
-from kbr.app.own.read import Source
-from kbr.app.own.split import Splitting
+from kbr.app.recordings.checks import findings
+from kbr.app.recordings.read import Source
+from kbr.app.recordings.split import Splitting
+from kbr.app.recordings.task import OwnData
 
 
 def clean(rows: int = 400) -> dict[str, np.ndarray]:

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from kbr import ImportanceWeightedRule, KernelBayesFilter, KuLSIF, OriginalRule
-from kbr.app.plan import announce
+from kbr.app.models.announce import announce
 from kbr.core import memory, tables
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.errors import KbrError
 from kbr.core.features import Identity, PivotedCholesky
-from kbr.core.filters import large
-from kbr.core.filters.known_transition import TransitionRatio
-from kbr.core.filters.transition import transition_pairs
+from kbr.core.filters.kernel import large
+from kbr.core.filters.kernel.known_transition import TransitionRatio
+from kbr.core.filters.kernel.transition import transition_pairs
 
 LENGTHS = (170, 90, 140)
 
@@ -61,7 +61,7 @@ def test_smoothing_in_blocks_of_steps_is_smoothing(monkeypatch):
     x_test, _ = Rotation().sample(17, torch.Generator().manual_seed(9))
     made = fixed().fit(x, z)
     whole = made.smooth(x_test).mean
-    monkeypatch.setattr("kbr.core.filters.run.NUMBERS", 5 * sum(LENGTHS))
+    monkeypatch.setattr("kbr.core.filters.kernel.run.NUMBERS", 5 * sum(LENGTHS))
     torch.testing.assert_close(made.smooth(x_test).mean, whole, rtol=0, atol=1e-12)
 
 

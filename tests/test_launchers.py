@@ -98,7 +98,7 @@ def test_a_joblib_sweep_killed_half_way_is_completed_by_the_same_command(tmp_pat
 @pytest.fixture
 def search():
     pytest.importorskip("optuna")
-    from kbr.app import search
+    from kbr.app.sweep import tune as search
 
     return search
 

@@ -8,8 +8,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from kbr.app.cli import CONFIGS
-from kbr.app.job import _run as run_job
-from kbr.app.monitoring import settings
+from kbr.app.run.monitoring import settings
+from kbr.app.run.train import _run as run_job
 
 TINY = ["debug=smoke", "trainer=cpu", "hydra.run.dir=unused"]
 TRAINED = [*TINY, "model.filter.epochs=4", "model.filter.val_every=2"]

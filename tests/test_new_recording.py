@@ -13,8 +13,8 @@ import torch
 from recordings import X, Z, command, drives, spots, write_csv
 
 import kbr
-from kbr.app.stream import Options, stream
-from kbr.core.units import Units
+from kbr.app.streaming.command import Options, stream
+from kbr.core.units.units import Units
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning with torch's pytrees
@@ -68,7 +68,7 @@ def trained(desk, request):
     small = [*small, "model.steps=2"] if model == "iw_refined" else small
     small = [*small, "model.compare_raw=false", *GRIDS] if model == "iw_nn" else small
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kbr.app.job.run_figures", lambda *_, **__: [], raising=False)
+        patch.setattr("kbr.app.run.train.run_figures", lambda *_, **__: [], raising=False)
         words = ["data=npz", *keys, f"model={model}", *small, "logger=csv", "data.units={speed:m}"]
         command(patch, "train", *words, f"hydra.run.dir={folder}")
     return folder, kind
@@ -128,7 +128,7 @@ def test_every_way_gives_the_same_beliefs(desk, trained, monkeypatch, capsys):
         assert_same(raw, (whole.mean, whole.raw_cov))
 
     if run.name != "iw_vectors":  # pictures are looked at once
-        monkeypatch.setattr("kbr.app.evaluate_recording.run_figures", lambda *_: [])
+        monkeypatch.setattr("kbr.app.evaluate.recording.run_figures", lambda *_: [])
     command(monkeypatch, "evaluate", f"run={run}", f"data.path={file}")
     said = capsys.readouterr().out
     assert "yaw [deg]" in said
@@ -166,7 +166,7 @@ def vectors(desk, tmp_path_factory):
     keys = ["data.x=[faint,loud,bearing]", "data.z=[yaw,speed]", "data.circular=[yaw,bearing]"]
     keys += [f"data.path={desk / 'train.csv'}", "data.sequence=run", "data.time=t", "logger=csv"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kbr.app.job.run_figures", lambda *_, **__: [], raising=False)
+        patch.setattr("kbr.app.run.train.run_figures", lambda *_, **__: [], raising=False)
         command(patch, "train", "data=npz", "model=iw", *keys, *QUICK, f"hydra.run.dir={folder}")
     return folder
 
@@ -189,7 +189,7 @@ def test_a_recording_without_truth_gives_beliefs_and_pictures(desk, vectors, mon
 
 def test_an_evaluation_of_other_data_is_kept(desk, vectors, monkeypatch, tmp_path):
     """The same file may be evaluated again; another one of its name gets a folder of its own."""
-    monkeypatch.setattr("kbr.app.evaluate_recording.run_figures", lambda *_: [])
+    monkeypatch.setattr("kbr.app.evaluate.recording.run_figures", lambda *_: [])
     path = write_csv(tmp_path / "again.csv", NEW, SHUFFLED)
     for _ in range(2):
         command(monkeypatch, "evaluate", f"run={vectors}", f"data.path={path}")

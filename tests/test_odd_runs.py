@@ -13,13 +13,13 @@ import yaml
 from run_folders import write_run
 
 from kbr.app import report, runs
-from kbr.app.compare import compare_runs
-from kbr.app.inline_svg import inline_svg
-from kbr.app.plain_text import LONGEST, one_line
-from kbr.app.rebuild import rebuild_report
-from kbr.app.run_files import DamagedFile, read_yaml
-from kbr.app.runs import collect
-from kbr.app.sections import sections_of
+from kbr.app.evaluate.compare import compare_runs
+from kbr.app.evaluate.report import rebuild_report
+from kbr.app.report.sections import sections_of
+from kbr.app.report.svg import inline_svg
+from kbr.app.runs.files import DamagedFile, read_yaml
+from kbr.app.runs.finished import collect
+from kbr.app.text.plain import LONGEST, one_line
 from kbr.core.errors import KbrError
 
 FILES = ("run.json", "metrics.json", "results.csv", ".hydra/config.yaml", ".hydra/hydra.yaml")

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from kbr import KbrError, load_filter
-from kbr.app.stream import Options, stream
-from kbr.core import checkpoint
+from kbr.app.streaming.command import Options, stream
+from kbr.core.io import checkpoint
 
 RUN = Path(__file__).parent / "data" / "run_before_units"
 
@@ -55,8 +55,8 @@ def test_without_its_record_or_with_a_damaged_one_it_is_said(tmp_path):
 def test_networks_take_the_scaling_of_the_record(tmp_path, kind):
     """The same run with the units taken out of its checkpoint."""
     from kbr.training.encoders import MLP
-    from kbr.training.learned_filter import LearnedFilter
-    from kbr.training.lstm_filter import LSTMFilter
+    from kbr.training.filters.learned import LearnedFilter
+    from kbr.training.filters.lstm import LSTMFilter
 
     rng = np.random.default_rng(0)
     z = np.cumsum(rng.normal(size=(80, 2)), 0) * [1e-3, 1e4]

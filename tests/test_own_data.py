@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from recordings import own, saved, table, turning
 
-from kbr.app.own.new import read_recording
-from kbr.app.own.read import Source
+from kbr.app.recordings.new import read_recording
+from kbr.app.recordings.read import Source
 from kbr.core.errors import KbrError
 
 

@@ -16,8 +16,8 @@ from command_line import call
 from recordings import own, saved, turning
 
 from kbr import KernelBayesFilter
-from kbr.app.evaluation import _fresh
-from kbr.app.own.default_model import default_model
+from kbr.app.evaluate.run import _fresh
+from kbr.app.models.default import default_model
 from kbr.core.errors import KbrError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -206,7 +206,7 @@ def test_a_mistake_is_named_and_leaves_nothing_behind(tmp_path, arguments, words
 
 def test_lstm_windows_stay_inside_their_sequence():
     from kbr.training.encoders import MLP
-    from kbr.training.lstm_module import LSTMModule
+    from kbr.training.modules.lstm import LSTMModule
 
     x, z = torch.randn(20, 3), torch.randn(20, 2)
     shared = {"epochs": 1, "lr": 0.1, "weight_decay": 0.0, "noise": 0.0, "seed": 0}
@@ -233,7 +233,7 @@ def test_a_learned_filter_learns_no_step_between_sequences(tmp_path):
     from functools import partial
 
     from kbr.training.encoders import MLP
-    from kbr.training.learned_filter import LearnedFilter
+    from kbr.training.filters.learned import LearnedFilter
 
     x, z = (torch.from_numpy(part) for part in turning(90))
     quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from recordings import own, saved, table, turning
 
-from kbr.app.own.findings import reading_notes
+from kbr.app.recordings.checks import reading_notes
 from kbr.core.errors import KbrError
 
 

@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kbr.app.trainer import launch_of, trainer_settings
+from kbr.app.run.trainer import launch_of, trainer_settings
 from kbr.core.errors import KbrError
 from kbr.core.objectives import feature_loss, feature_sums
-from kbr.training.lstm_module import LSTMModule
+from kbr.training.modules.lstm import LSTMModule
 from kbr.training.workers import (
     check_workers,
     is_lost,

@@ -13,17 +13,17 @@ from PIL import Image
 
 from kbr.app import animation, posterior_figures
 from kbr.app import run_figures as run_figures_module
-from kbr.app.animation import animate
-from kbr.app.heading import ANGLES, degrees, density_of_moments, density_of_weights, in_words
-from kbr.app.image_figures import contact_sheet, encoder_figure
-from kbr.app.methods import Outcome
-from kbr.app.posterior_figures import are_alike, coverage, density, ellipse_axes, telling_steps
-from kbr.app.run_figures import run_figures
-from kbr.app.style import save
-from kbr.app.view import BELIEFS, View, as_pictures, first_weights, spread_out, view_of
+from kbr.app.figures.animation import animate
+from kbr.app.figures.beliefs import are_alike, coverage, density, ellipse_axes, telling_steps
+from kbr.app.figures.frames import contact_sheet, encoder_figure
+from kbr.app.figures.run import run_figures
+from kbr.app.figures.style import save
+from kbr.app.figures.view import BELIEFS, View, as_pictures, first_weights, spread_out, view_of
+from kbr.app.models.kernel import Outcome
+from kbr.app.tasks.heading import ANGLES, degrees, density_of_moments, density_of_weights, in_words
 from kbr.core.datasets.dsprites import DSprites
 from kbr.core.datasets.dynamics import Oscillatory
-from kbr.core.filters.kernel_bayes import KernelBayesFilter
+from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.training.encoders import SoftArgmaxCNN
 
 STEPS, TRAIN = 8, 30

@@ -18,8 +18,8 @@ import lightning
 import pytest
 import torch
 
-from kbr.core import checkpoint
 from kbr.core.errors import KbrError, Preempted
+from kbr.core.io import checkpoint
 from kbr.training import LearnedFilter, SoftArgmaxCNN
 
 pytestmark = pytest.mark.filterwarnings(

@@ -38,8 +38,8 @@ from kbr import (
     posterior_from_simulator,
     tune_rule,
 )
-from kbr.core import uncertainty
-from kbr.core.calibration import calibrate
+from kbr.core.uncertainty import regions as uncertainty
+from kbr.core.uncertainty.calibration import calibrate
 
 KERNELS = [Gaussian, Laplace, Matern32, Matern52, Linear, PerCoordinate]
 MAPS = [PivotedCholesky, Nystroem, RandomFourier, Identity, Mixture]

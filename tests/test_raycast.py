@@ -157,8 +157,8 @@ class TestMazeFrames:
     @pytest.mark.parametrize("seed", [0, 1, 2, 3, 4])
     def test_a_noisy_frame_tells_the_heading(self, seed):
         """The nearest frame at 36 x 48 with pixel noise .1 is within 5 degrees for 95 %."""
-        from kbr.app.frames import resized
-        from kbr.app.maze_frames import draw_maze
+        from kbr.app.tasks.frames import resized
+        from kbr.app.tasks.maze_frames import draw_maze
 
         images, yaw = draw_maze(seed=seed, count=180)
         x = resized(images, height=36, width=48).flatten(1)
@@ -168,7 +168,7 @@ class TestMazeFrames:
         assert (error <= 5).mean() >= 0.95
 
     def test_the_seed_decides(self):
-        from kbr.app.maze_frames import draw_maze
+        from kbr.app.tasks.maze_frames import draw_maze
 
         first, again, other = (
             draw_maze(seed=s, count=6, height=18, width=24)[0] for s in (3, 3, 4)
@@ -178,7 +178,7 @@ class TestMazeFrames:
         assert first.shape == (6, 18, 24, 3)
 
     def test_frames_are_drawn_once(self, tmp_path, monkeypatch):
-        from kbr.app import maze_frames
+        from kbr.app.tasks import maze_frames
 
         first = maze_frames.maze_frames(seed=0, count=5, cache=tmp_path)
         (path,) = tmp_path.iterdir()
@@ -192,7 +192,7 @@ class TestMazeFrames:
 
     @pytest.mark.parametrize("damage", [b"", b"nonsense", None])
     def test_a_damaged_cache_is_drawn_again(self, tmp_path, damage):
-        from kbr.app.maze_frames import maze_frames
+        from kbr.app.tasks.maze_frames import maze_frames
 
         first, _ = maze_frames(seed=0, count=5, cache=tmp_path)
         (path,) = tmp_path.iterdir()
@@ -203,7 +203,7 @@ class TestMazeFrames:
         assert len(path.read_bytes()) == len(whole)
 
     def test_mistakes_are_named(self, tmp_path):
-        from kbr.app.maze_frames import maze_frames
+        from kbr.app.tasks.maze_frames import maze_frames
 
         with pytest.raises(KbrError, match=r"data\.n_frames"):
             maze_frames(seed=0, count=1, cache=tmp_path)
@@ -214,7 +214,7 @@ class TestMazeFrames:
 def test_without_labmaze_the_message_says_what_to_install(tmp_path, monkeypatch):
     import sys
 
-    from kbr.app.maze_frames import maze_frames
+    from kbr.app.tasks.maze_frames import maze_frames
 
     monkeypatch.setitem(sys.modules, "labmaze", None)
     with pytest.raises(KbrError, match=r"kbr\[maze\].*data\.frames"):

@@ -7,15 +7,15 @@ import torch
 
 from kbr import KbrError, KernelBayesFilter, Linear
 from kbr.core.datasets.dynamics import Oscillatory
-from kbr.core.filters.cross_fitting import lengths_outside, pieces_inside
-from kbr.core.filters.readout import fit_readout, predicted_means
-from kbr.core.filters.refine import (
+from kbr.core.filters.kernel.cross_fitting import lengths_outside, pieces_inside
+from kbr.core.filters.refined.filter import RefinedFilter, trial_state
+from kbr.core.filters.refined.readout import fit_readout, predicted_means
+from kbr.core.filters.refined.refine import (
     held_out_error,
     make_problem,
     refine,
     with_values,
 )
-from kbr.core.filters.refined import RefinedFilter, trial_state
 from kbr.core.rules import ImportanceWeightedRule
 
 SMALL = {"scales": (0.7, 1.4), "lams": (1e-3, 1e-2)}

@@ -6,7 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from kbr.app.cli import CONFIGS
-from kbr.app.job import _run as run_job
+from kbr.app.run.train import _run as run_job
 
 
 def metrics(folder, *overrides):

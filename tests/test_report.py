@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from run_folders import write_run
 
-from kbr.app.rebuild import rebuild_report
-from kbr.app.report_choices import choices_html, edge_counts
-from kbr.app.runs import collect
-from kbr.app.sections import Section, sections_of
+from kbr.app.evaluate.report import rebuild_report
+from kbr.app.report.choices import choices_html, edge_counts
+from kbr.app.report.sections import Section, sections_of
+from kbr.app.runs.finished import collect
 from kbr.core.errors import KbrError
 
 SEEDS = range(8)

@@ -18,13 +18,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from kbr.app import cli, folder_claim, job
-from kbr.app.commands import command, resume_command, setting
-from kbr.app.folder_claim import claim
-from kbr.app.job import objective, trial_seeds
-from kbr.app.resume import use_saved_settings
-from kbr.app.run_folder import write_json
-from kbr.app.run_record import fingerprint, manifest, why_unfinished
-from kbr.app.sweep import begin_run
+from kbr.app.run.claim import claim
+from kbr.app.run.folder import write_json
+from kbr.app.run.record import fingerprint, manifest, why_unfinished
+from kbr.app.run.resume import use_saved_settings
+from kbr.app.run.train import objective, trial_seeds
+from kbr.app.sweep.callback import begin_run
+from kbr.app.text.commands import command, resume_command, setting
 from kbr.core.errors import KbrError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -400,7 +400,7 @@ def test_a_damaged_cell_is_run_again_and_said(tmp_path):
 
 
 def test_auto_avoids_devices_without_float64(monkeypatch, capsys):
-    from kbr.app.trainer import trainer_settings
+    from kbr.app.run.trainer import trainer_settings
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)

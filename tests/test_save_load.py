@@ -26,9 +26,9 @@ from kbr import (
     TransitionRatio,
     load_filter,
 )
-from kbr.core import checkpoint
 from kbr.core.datasets.dynamics import Rotation
-from kbr.core.filters.describe import build, describe
+from kbr.core.filters.kernel.describe import build, describe
+from kbr.core.io import checkpoint
 
 DATA = Rotation().generate(n_train=60, n_test=12, seed=0)
 FIXED = {"eta": 1e-4, "scales": (1.0,)}

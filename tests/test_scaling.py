@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kbr.core.errors import KbrError
-from kbr.core.scaling import Scaling
+from kbr.core.units.scaling import Scaling
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e-3, 1e200])

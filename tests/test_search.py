@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from kbr import ImportanceWeightedRule, KernelBayesFilter
-from kbr.app.notes import edge_notes
+from kbr.app.models.notes import edge_notes
 from kbr.core.datasets.dynamics import Rotation
-from kbr.core.filters.recipe import Recipe
-from kbr.core.filters.search import Edge, Space, search, search_ridge
-from kbr.core.filters.tuning import block_errors
+from kbr.core.filters.kernel.recipe import Recipe
+from kbr.core.filters.kernel.search import Edge, Space, search, search_ridge
+from kbr.core.filters.kernel.tuning import block_errors
 
 USUAL = {"scales": (1.0, 0.5, 2.0), "lams": (1e-3, 1e-2, 1e-1)}
 WIDE = {"lam_bounds": (1e-9, 1e3)}

@@ -3,8 +3,8 @@
 import pytest
 from run_folders import write_run
 
-from kbr.app.runs import collect
-from kbr.app.sections import sections_of
+from kbr.app.report.sections import sections_of
+from kbr.app.runs.finished import collect
 
 
 def test_duplicate_seeds_are_said_and_the_first_kept(tmp_path):

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 import kbr
 from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter
-from kbr.app.stream import Options, main, parse, stream
-from kbr.core import checkpoint
+from kbr.app.streaming.command import Options, main, parse, stream
 from kbr.core.datasets.dynamics import Rotation
-from kbr.core.filters.refined import RefinedFilter
+from kbr.core.filters.refined.filter import RefinedFilter
+from kbr.core.io import checkpoint
 
 DATA = Rotation().generate(n_train=80, n_test=20, seed=0)
 RULE = ImportanceWeightedRule(lam=1e-2)
@@ -276,8 +276,8 @@ def learned(folder, kind):
     from functools import partial
 
     from kbr.training.encoders import MLP
-    from kbr.training.learned_filter import LearnedFilter
-    from kbr.training.lstm_filter import LSTMFilter
+    from kbr.training.filters.learned import LearnedFilter
+    from kbr.training.filters.lstm import LSTMFilter
 
     quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
     made = {"learned": LearnedFilter, "lstm": LSTMFilter}[kind](
@@ -374,7 +374,7 @@ def test_the_command_reads_a_pipe_and_exits_with_a_message(saved, monkeypatch, c
 
 def test_closed_pipes_and_full_disks_are_one_line(saved, tmp_path):
     """One shell runs them all at once; each says one line and ends with 2."""
-    command = f"{sys.executable} -m kbr.app.stream run={saved[1]}"
+    command = f"{sys.executable} -m kbr.app.streaming.command run={saved[1]}"
     (tmp_path / "in.jsonl").write_text("[0.1, 0.2]\n" * 20)
     cases = {
         "stdin": f"{command} <&- >out1",
@@ -400,7 +400,13 @@ def test_closed_pipes_and_full_disks_are_one_line(saved, tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_keeps_output_and_state(saved, tmp_path, number, code):
     state, target = tmp_path / "belief.ckpt", tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "kbr.app.stream", f"run={saved[1]}", f"state={state}"]
+    command = [
+        sys.executable,
+        "-m",
+        "kbr.app.streaming.command",
+        f"run={saved[1]}",
+        f"state={state}",
+    ]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([*command, "to=csv"], text=True, bufsize=1, **pipes) as process:
         process.stdin.write("[0.1, 0.2]\n[0.2, 0.3]\n")
@@ -418,7 +424,7 @@ def test_a_signal_keeps_output_and_state(saved, tmp_path, number, code):
 
 
 def test_each_line_is_answered_at_once_and_a_closed_reader_is_no_error(saved):
-    command = [sys.executable, "-m", "kbr.app.stream", f"run={saved[1]}"]
+    command = [sys.executable, "-m", "kbr.app.streaming.command", f"run={saved[1]}"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, bufsize=1, **pipes) as process:
         for _ in range(3):  # the answer comes before the next question

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import wilcoxon
 
-from kbr.app.summary import format_table, holm, paired_test, stars, summarize
+from kbr.app.report.summary import format_table, holm, paired_test, stars, summarize
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -83,8 +83,8 @@ def test_a_failed_cell_is_reported_and_the_others_go_on(tmp_path):
 
 def test_what_cannot_be_gathered_is_an_error(tmp_path, monkeypatch, capsys):
     """Hydra itself would warn and end with exit code 0."""
-    from kbr.app import sweep_results
-    from kbr.app.sweep import SweepReport
+    from kbr.app.sweep import results as sweep_results
+    from kbr.app.sweep.callback import SweepReport
 
     def broken(folder: Path, figure: object) -> None:
         raise KeyError("label")

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import kbr.app.cli  # noqa: F401  (registers the resolvers)
-from kbr.app.sweep_progress import (
+from kbr.app.sweep.progress import (
     Part,
     Plan,
     SweepProgress,
@@ -17,7 +17,7 @@ from kbr.app.sweep_progress import (
     grid_of,
     seconds_left,
 )
-from kbr.app.words import in_digits, in_words
+from kbr.app.text.numbers import in_digits, in_words
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 

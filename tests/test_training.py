@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch import nn
 
-from kbr.core.checkpoint import plain, write_atomically
 from kbr.core.errors import Diverged, KbrError
+from kbr.core.io.checkpoint import plain, write_atomically
 from kbr.core.kernels import Gaussian
 from kbr.core.objectives import feature_loss
 from kbr.training import MLP, LearnedFilter, LSTMFilter, SoftArgmaxCNN
-from kbr.training.callbacks import KeepBest
+from kbr.training.callbacks.keeping import KeepBest
 from kbr.training.data import SequenceData
-from kbr.training.lstm_filter import hold
+from kbr.training.filters.lstm import hold
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning with torch's pytrees

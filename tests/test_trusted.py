@@ -14,10 +14,11 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import kbr.app.cli  # noqa: F401  (registers the resolvers)
-from kbr.app.evaluation import apply_model
-from kbr.app.trusted import build, names_of, outside, part, saved_config
-from kbr.core import checkpoint
+from kbr.app.evaluate.run import apply_model
+from kbr.app.run.moved import MOVED
+from kbr.app.run.trusted import _found, build, names_of, outside, part, saved_config
 from kbr.core.errors import KbrError
+from kbr.core.io import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,30 +45,30 @@ def hostile(mark: Path) -> dict[str, object]:
     """Ways to have something called; each would leave `mark`."""
     path = {"_target_": "pathlib.Path", "_args_": [str(mark)]}
     touch = {"_target_": "pathlib.Path.touch", "_args_": [path]}
-    filtering = {"_target_": "kbr.app.problems.Filtering"}
+    filtering = {"_target_": "kbr.app.tasks.task.Filtering"}
     system = f"touch {mark}"
     return {
         "module": {"_target_": "os.system", "command": system},
         "evaluated": {"_target_": "sympy.sympify", "a": f"__import__('os').system('{system}')"},
         "nested": {**filtering, "name": touch},
         "in a list": {**filtering, "_args_": [[touch]]},
-        "through kbr": {"_target_": "kbr.app.sweep.os.system", "command": system},
-        "through two": {"_target_": "kbr.app.job.shutil.os.system", "command": system},
-        "a class through kbr": {"_target_": "kbr.app.job.Path", "_args_": [str(mark)]},
-        "a function of kbr": {"_target_": "kbr.app.trusted.construct", "config": {}},
+        "through kbr": {"_target_": "kbr.app.sweep.callback.os.system", "command": system},
+        "through two": {"_target_": "kbr.app.run.train.shutil.os.system", "command": system},
+        "a class through kbr": {"_target_": "kbr.app.run.train.Path", "_args_": [str(mark)]},
+        "a function of kbr": {"_target_": "kbr.app.run.trusted.construct", "config": {}},
         "a config elsewhere": {
-            "_target_": "kbr.app.trusted.construct",
-            "config": {"_target_": "kbr.app.trusted.saved_config", "folder": str(mark)},
+            "_target_": "kbr.app.run.trusted.construct",
+            "config": {"_target_": "kbr.app.run.trusted.saved_config", "folder": str(mark)},
         },
         "a method": {"_target_": "kbr.KernelBayesFilter.load", "path": str(mark)},
-        "a module": {"_target_": "kbr.app.sweep"},
+        "a module": {"_target_": "kbr.app.sweep.callback"},
         "nothing": {"_target_": "kbr.app.nothing.Nothing"},
         "no name": {"_target_": 5},
         "partial": {"_target_": "os.system", "_partial_": True},
         "environment": {**filtering, "name": "${oc.env:HOME}"},
         "made later": {**filtering, "name": r"\${oc.env:HOME}"},
         "decoded": {
-            "_target_": "kbr.app.problems.Filtering",
+            "_target_": "kbr.app.tasks.task.Filtering",
             "name": "${oc.create:'{_target_: os.getcwd}'}",
         },
         "named later": {**filtering, "name": "${${seed}:HOME}"},
@@ -209,3 +210,15 @@ def test_threads_may_save_to_one_path(tmp_path):
     assert not failed
     assert checkpoint.read(path)["kind"].startswith("kbr.")
     assert [each.name for each in tmp_path.iterdir()] == ["one.ckpt"]
+
+
+def test_targets_that_have_moved_are_found_and_said(capsys):
+    """A config written for kbr 0.1 or 0.2.0; the one in docs/extending.md was of that kind."""
+    config = composed("data=rotation", "model=iw")
+    config.data.problem["_target_"] = "kbr.app.problems.Filtering"
+    config.model["_target_"] = "kbr.app.methods.KernelMethod"
+    problem, model = build(config, None)
+    assert (type(problem).__name__, type(model).__name__) == ("Filtering", "KernelMethod")
+    said = capsys.readouterr().out
+    assert "kbr.app.problems.Filtering is now kbr.app.tasks.task.Filtering" in said
+    assert all(_found(new.removesuffix(".")) is not None for new in MOVED.values())

@@ -8,9 +8,9 @@ import torch
 from scipy import stats
 
 from kbr import Embedding, ImportanceWeightedRule, KbrError, KernelBayesFilter
-from kbr.core.calibration import calibrate
 from kbr.core.datasets.dynamics import Rotation
-from kbr.core.uncertainty import (
+from kbr.core.uncertainty.calibration import calibrate
+from kbr.core.uncertainty.regions import (
     chi2_quantile,
     coverage,
     credible_region,

@@ -17,7 +17,7 @@ from kbr import (
     KernelBayesFilter,
 )
 from kbr.core.datasets.dynamics import Rotation
-from kbr.core.filters.refined import RefinedFilter
+from kbr.core.filters.refined.filter import RefinedFilter
 from kbr.core.filters.training_data import training_data
 
 FIXED = {"rule": ImportanceWeightedRule(lam=1e-2), "eta": 1e-3, "scales": (0.7,)}

@@ -62,7 +62,7 @@ def _choose_model() -> None:
     """Own data without a word on the model get the one that suits them, and say which."""
     if "data=npz" not in sys.argv[1:]:
         return
-    from kbr.app.own.default_model import default_model
+    from kbr.app.models.default import default_model
 
     if (name := default_model(sys.argv[1:])) is not None:
         sys.argv += [f"model={name}", *(["model.compare_learned=true"] if name == "iw" else [])]
@@ -84,7 +84,7 @@ def _launchers_id(environ: Mapping[str, str]) -> str | None:
 
 @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="train")
 def _train(config: DictConfig) -> Any:
-    from kbr.app.job import train_job
+    from kbr.app.run.train import train_job
 
     return train_job(config)
 
@@ -92,7 +92,7 @@ def _train(config: DictConfig) -> Any:
 @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="evaluate")
 def _evaluate(config: DictConfig) -> Any:
     from kbr.app.config.check import check_config
-    from kbr.app.evaluation import evaluate_job
+    from kbr.app.evaluate.run import evaluate_job
 
     try:
         check_config(config, HydraConfig.get(), script="evaluate")

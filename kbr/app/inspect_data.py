@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from kbr.app.cli import CONFIGS, piped, stop, version_line
-from kbr.app.commands import quoted
 from kbr.app.config.unknown import did_you_mean
+from kbr.app.text.commands import quoted
 from kbr.core.errors import KbrError
 
 WIDTH = 80
@@ -40,8 +40,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def inspect(path: str, settings: list[str]) -> None:
     """Print what was understood and what may be wrong; plots go into a folder."""
-    from kbr.app.own.findings import findings, some_of
-    from kbr.app.own.inspect_figures import inspect_figures
+    from kbr.app.figures.columns import inspect_figures
+    from kbr.app.recordings.checks import findings, some_of
 
     problem, output = _problem(path, settings)
     recording, parts = problem.recording, problem.parts
@@ -92,7 +92,7 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
     from kbr.app.config.check import check_value, hints
     from kbr.app.config.errors import composition_error
     from kbr.app.config.schema import OwnData
-    from kbr.app.trusted import construct
+    from kbr.app.run.trusted import construct
 
     config = OmegaConf.create({"data": OmegaConf.load(Path(CONFIGS) / "data" / "npz.yaml")})
     known = [str(key) for key in config.data if key not in ("problem", "path", "name")]
@@ -125,7 +125,7 @@ def _sequences(problem: Any) -> str:
 
 def _time(problem: Any) -> Iterator[str]:
     """The span and the steps of time, and how they cut the recording."""
-    from kbr.app.own.findings import gap_words
+    from kbr.app.recordings.checks import gap_words
 
     recording, sampling = problem.recording, problem.parts.sampling
     if recording.time is None or sampling is None:

@@ -2,7 +2,7 @@
 
 import kbr._torchvision  # noqa: F401  (before lightning, which imports torchvision)
 from kbr.training.encoders import MLP, ResNet, SoftArgmaxCNN
-from kbr.training.learned_filter import LearnedFilter
-from kbr.training.lstm_filter import LSTMFilter
+from kbr.training.filters.learned import LearnedFilter
+from kbr.training.filters.lstm import LSTMFilter
 
 __all__ = ["MLP", "LSTMFilter", "LearnedFilter", "ResNet", "SoftArgmaxCNN"]

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.file_rows import FileRows
+from kbr.core.filters.kernel.tuning import split_lengths, validation_start
 from kbr.core.filters.training_data import training_data
-from kbr.core.filters.tuning import split_lengths, validation_start
 from kbr.core.inputs import as_tensor, check_finite
-from kbr.core.scaling import Scaling
-from kbr.core.units import Units
+from kbr.core.io.file_rows import FileRows
+from kbr.core.units.scaling import Scaling
+from kbr.core.units.units import Units
 
 Observations = Tensor | FileRows
 Batch = tuple[Any, Tensor]  # observations and latents

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from kbr.core import checkpoint
 from kbr.core.errors import KbrError
+from kbr.core.io import checkpoint
 
 Encoder = Callable[..., nn.Module]
 

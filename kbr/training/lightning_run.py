@@ -7,13 +7,13 @@ from typing import Any
 
 import lightning
 
-from kbr.core import checkpoint
 from kbr.core.errors import Diverged, Preempted, WorkerLost
-from kbr.training.callbacks import KeepBest
+from kbr.core.io import checkpoint
+from kbr.training.callbacks.bar import quiet_lightning
+from kbr.training.callbacks.keeping import KeepBest
 from kbr.training.curves import Curves
 from kbr.training.data import SequenceData
-from kbr.training.progress import quiet_lightning
-from kbr.training.sequence_module import SequenceModule
+from kbr.training.modules.base import SequenceModule
 from kbr.training.workers import check_workers, is_lost
 
 

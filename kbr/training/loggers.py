@@ -9,7 +9,7 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
-from kbr.core.checkpoint import write_atomically
+from kbr.core.io.checkpoint import write_atomically
 
 
 class KeptCSVLogger(CSVLogger):

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from kbr.core import checkpoint
 from kbr.core.errors import KbrError
-from kbr.core.file_rows import FileRows
+from kbr.core.io import checkpoint
+from kbr.core.io.file_rows import FileRows
 
 LAST = Path("checkpoints") / "last.ckpt"
 

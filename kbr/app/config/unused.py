@@ -7,10 +7,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from kbr.core.errors import KbrError
 
-KERNEL = ("kbr.app.methods.KernelMethod", "kbr.app.refined.RefinedMethod")
-TRAINED = "kbr.app.learned.TrainedMethod"
-OWN = "kbr.app.own.problem.OwnData"
-POSTERIOR = "kbr.app.problems.PosteriorMean"
+KERNEL = ("kbr.app.models.kernel.KernelMethod", "kbr.app.models.refined.RefinedMethod")
+TRAINED = "kbr.app.models.trained.TrainedMethod"
+OWN = "kbr.app.recordings.task.OwnData"
+POSTERIOR = "kbr.app.tasks.task.PosteriorMean"
 FILTER_KEYS = (
     "lam_transition",
     "scales",
@@ -91,7 +91,7 @@ def _of_training(filter_: Mapping[str, Any]) -> Iterator[Unused]:
 
 def idle(values: Mapping[str, Any]) -> Iterator[Unused]:
     """Parts that a model without a network has no use for: worth a word, not a refusal."""
-    if values["model"].get("_target_") in (*KERNEL, "kbr.app.methods.ModelMethod"):
+    if values["model"].get("_target_") in (*KERNEL, "kbr.app.models.kernel.ModelMethod"):
         for name in ("encoder", "logger", *HARDWARE):
             yield name, f"model={values['model']['name']} trains no network"
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from kbr.app.own.findings import some_of
-from kbr.app.own.table import decimal_hint, number, value
+from kbr.app.recordings.checks import some_of
+from kbr.app.recordings.table import decimal_hint, number, value
 from kbr.app.streaming.rows import Format, Row, Say
 from kbr.core.errors import KbrError
-from kbr.core.units import did_you_mean
+from kbr.core.units.units import did_you_mean
 
 DELIMITERS = ",;\t"
 

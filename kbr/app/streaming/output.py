@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Belief
-from kbr.core.units import Units
+from kbr.core.units.units import Units
 
 
 @contextmanager

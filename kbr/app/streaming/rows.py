@@ -12,9 +12,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from kbr.app.own.new import notes_of, read_new
+from kbr.app.recordings.new import notes_of, read_new
 from kbr.core.errors import KbrError
-from kbr.core.units import Units, X
+from kbr.core.units.units import Units, X
 
 Say = Callable[[str], None]
 

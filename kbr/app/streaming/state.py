@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from kbr.core import checkpoint
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Belief
+from kbr.core.io import checkpoint
 
 KIND = "kbr.belief"
 FILTERS = ("answering", "points", "table", "inner_cov")  # fields that the filter itself has

@@ -20,7 +20,7 @@ from kbr.core.datasets.sprites import (
     check_classes,
 )
 from kbr.core.errors import KbrError
-from kbr.core.filters.state_space import StateSpaceModel
+from kbr.core.filters.classical.state_space import StateSpaceModel
 from kbr.core.inputs import check_finite, check_positive
 
 GRID = SIZES[-1]  # positions along either axis

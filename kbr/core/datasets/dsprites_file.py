@@ -28,7 +28,7 @@ from torch import Tensor
 
 from kbr.core.datasets.sprites import PIXELS, SIZES, check_classes
 from kbr.core.errors import KbrError
-from kbr.core.npy import ARCHIVE, read_header
+from kbr.core.io.npy import ARCHIVE, read_header
 
 URL = (
     "https://github.com/google-deepmind/dsprites-dataset/raw/master/"

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from kbr.core.datasets.drawing import as_generator, check_lengths, normal
 from kbr.core.errors import KbrError
-from kbr.core.filters.state_space import StateSpaceModel
+from kbr.core.filters.classical.state_space import StateSpaceModel
 
 BURN_IN = 50  # steps thrown away; the angle is uniform from the start, the radius settles in a few
 

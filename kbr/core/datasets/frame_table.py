@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kbr.core.datasets.normal_mass import normal_mass
 from kbr.core.errors import KbrError
-from kbr.core.filters.circular_kalman import wrap
+from kbr.core.filters.classical.circular import wrap
 from kbr.core.inputs import check_finite
 
 TURN = 2 * math.pi

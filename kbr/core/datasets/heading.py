@@ -13,8 +13,8 @@ from kbr.core.datasets.drawing import as_generator, check_lengths, normal
 from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.datasets.frame_table import TURN, FrameTable
 from kbr.core.errors import KbrError
-from kbr.core.filters.circular_kalman import CircularKalmanFilter, wrap
-from kbr.core.filters.state_space import StateSpaceModel
+from kbr.core.filters.classical.circular import CircularKalmanFilter, wrap
+from kbr.core.filters.classical.state_space import StateSpaceModel
 from kbr.core.inputs import check_positive
 
 

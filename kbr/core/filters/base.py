@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kbr.core.adaptive import RATE, stretched, stretches
-from kbr.core.calibration import NEVER, Calibration, bridges_of, horizons_of
 from kbr.core.errors import KbrError
-from kbr.core.file_rows import FileRows
 from kbr.core.filters.belief import Answering, Belief
 from kbr.core.filters.result import FilterResult, joined, reordered
 from kbr.core.inputs import ArrayLike, as_tensor
-from kbr.core.named_columns import is_table
-from kbr.core.uncertainty import Ellipsoid, credible_region
-from kbr.core.units import Units
+from kbr.core.io.file_rows import FileRows
+from kbr.core.uncertainty.adaptive import RATE, stretched, stretches
+from kbr.core.uncertainty.calibration import NEVER, Calibration, bridges_of, horizons_of
+from kbr.core.uncertainty.regions import Ellipsoid, credible_region
+from kbr.core.units.columns import is_table
+from kbr.core.units.units import Units
 
 
 class BaseFilter(ABC):

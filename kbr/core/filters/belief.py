@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kbr.core.calibration import Calibration
 from kbr.core.embedding import Embedding, positive_part
 from kbr.core.filters.result import FilterResult
-from kbr.core.places import Place
-from kbr.core.units import Units
+from kbr.core.uncertainty.calibration import Calibration
+from kbr.core.units.places import Place
+from kbr.core.units.units import Units
 
 Moments = tuple[Tensor, Tensor]  # mean [*e dz] and covariance [*e dz dz]
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.sequences import training_sequences
 from kbr.core.inputs import as_tensor
-from kbr.core.named_columns import is_table, names_of, numbers
-from kbr.core.places import moments
-from kbr.core.sampling import longer, sampling_of
-from kbr.core.scaling import Scaling, full_turn
-from kbr.core.units import Units
+from kbr.core.units.columns import is_table, names_of, numbers
+from kbr.core.units.places import moments
+from kbr.core.units.sampling import longer, sampling_of
+from kbr.core.units.scaling import Scaling, full_turn
+from kbr.core.units.units import Units
 
 UNUSUAL = 7.0  # an angle declared in degrees whose values span less may be in radians
 

@@ -1,0 +1,1 @@
+"""Finished runs evaluated, compared and put on a page."""

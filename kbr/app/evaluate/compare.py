@@ -1,0 +1,191 @@
+"""evaluate.py compare=[...]: finished runs side by side on the same test sequences."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from omegaconf import OmegaConf
+
+from kbr.app.evaluate.run import Evaluated, apply_model
+from kbr.app.figures.style import STYLE, save
+from kbr.app.figures.sweep import error_panel, folded, paired_panel
+from kbr.app.recordings.task import OwnData
+from kbr.app.report.sections import Section
+from kbr.app.report.summary import fill_holm, legend, paired_test, stars, statistics
+from kbr.app.run.folder import write_rows
+from kbr.app.runs.files import DamagedFile, read_yaml
+from kbr.app.runs.finished import CONFIG
+from kbr.app.text.numbers import in_digits
+from kbr.app.text.plain import one_line
+from kbr.core.errors import KbrError
+
+NAME_WIDTH = 26
+
+
+def compare_runs(
+    folders: Sequence[Path],
+    out: Path | None,
+    *,
+    seed: int | None = None,
+    device: str = "cpu",
+    trusted: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Every model from its checkpoint; differences and p-values are against the first run."""
+    if len(folders) < 2:
+        raise KbrError(f"compare needs two runs or more: compare=[a,b]; got {len(folders)}.")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise KbrError("compare was given the same run twice. Name each run once.")
+    _check_readable(folders)
+    done = [apply_model(folder, seed=seed, device=device, trusted=trusted) for folder in folders]
+    seeds = _common_seeds(folders, done)
+    for folder, other in zip(folders[1:], done[1:], strict=True):
+        _check_same(folders[0], done[0], folder, other, seeds)
+    names = _names(folders, done)
+    found = [dict(zip(one.seeds, one.outcome.mse.tolist(), strict=True)) for one in done]
+    errors = {
+        name: {seed: mine[seed] for seed in seeds} for name, mine in zip(names, found, strict=True)
+    }
+    table = _table(errors, folders)
+    target = out or folders[0]
+    try:
+        write_rows(target / "comparison.csv", table)
+        pictures = _figure(target / "comparison", done[0].problem.name, errors)
+    except OSError as error:
+        raise KbrError(f"cannot write into {target} ({error.strerror}). Set out=...") from None
+    print(_text(table, done[0].problem.name, seeds))
+    if any(len(one.seeds) > len(seeds) for one in done):
+        print(f"  the {len(seeds)} seed(s) that all runs have are compared")
+    print(f"\n  written:  {target / 'comparison.csv'}, {', '.join(p.name for p in pictures)}")
+    return table
+
+
+def _check_readable(folders: Sequence[Path]) -> None:
+    """Before any model is built: every folder whose settings cannot be used, in one message."""
+    faults = []
+    for folder in folders:
+        try:
+            read_yaml(folder / CONFIG)
+        except DamagedFile as error:
+            faults.append(str(error))
+    if faults:
+        raise KbrError(f"compare needs run folders; {'; '.join(faults)}. Leave them out.")
+
+
+def _common_seeds(folders: Sequence[Path], done: Sequence[Evaluated]) -> list[int]:
+    seeds = sorted(set.intersection(*(set(one.seeds) for one in done)))
+    if not seeds:
+        each = ", ".join(
+            f"{folder} has {_span(one.seeds)}" for folder, one in zip(folders, done, strict=True)
+        )
+        raise KbrError(
+            f"these runs have no seed in common, so there is nothing to pair: {each}. Run one "
+            "again with the seed=... trials=... of another."
+        )
+    return seeds
+
+
+def _check_same(
+    first: Path, a: Evaluated, second: Path, b: Evaluated, seeds: Sequence[int]
+) -> None:
+    """The same data settings, and indeed the same latents. Recordings were checked by content."""
+    ours, theirs = (_data_settings(one) for one in (a, b))
+    differ = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+    if differ:
+        listed = ", ".join(f"data.{k} ({ours.get(k)} and {theirs.get(k)})" for k in sorted(differ))
+        raise KbrError(
+            f"{first} and {second} were run on different data: {listed}. Compare runs whose data "
+            "settings agree, or make a report of both: report=[a,b]."
+        )
+    if isinstance(a.problem, OwnData):
+        return
+    ours_true, theirs_true = (
+        one.outcome.truth.double()[[one.seeds.index(seed) for seed in seeds]] for one in (a, b)
+    )
+    if not torch.equal(ours_true, theirs_true):
+        raise KbrError(
+            f"{first} and {second} have the same data settings, but the latents of their test "
+            "sequences differ. Were their data files changed in between? Run them again."
+        )
+
+
+def _data_settings(one: Evaluated) -> dict[str, Any]:
+    plain = OmegaConf.to_container(one.config.data, resolve=False)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items() if key != "problem"}
+
+
+def _span(seeds: Sequence[int]) -> str:
+    return f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+
+
+def _names(folders: Sequence[Path], done: Sequence[Evaluated]) -> list[str]:
+    """The models' names; where one comes twice, with the folder's name, and a number if need be."""
+    models = [one_line(one.method.name) for one in done]
+    names = [
+        model if models.count(model) == 1 else f"{model} {one_line(folder.resolve().name)}"
+        for model, folder in zip(models, folders, strict=True)
+    ]
+    return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
+
+
+def _table(errors: dict[str, dict[int, float]], folders: Sequence[Path]) -> list[dict[str, Any]]:
+    reference = next(iter(errors.values()))
+    table: list[dict[str, Any]] = []
+    for (name, mine), folder in zip(errors.items(), folders, strict=True):
+        entry = {"model": name, "run": str(folder)} | statistics(mine) | {"difference": None}
+        if mine is not reference:
+            test = paired_test(mine, reference)
+            entry |= {"difference": test.difference, "p_value": test.p}
+            entry |= {"pairs": test.pairs, "note": test.note}
+        table.append(entry)
+    fill_holm(table)
+    return table
+
+
+def _text(table: Sequence[dict[str, Any]], data: str, seeds: Sequence[int]) -> str:
+    """At most 80 characters wide."""
+    head = f"{'':<{NAME_WIDTH}}{'mean':>9}{'std. err':>10}{'difference':>12}{'p':>9}{'p Holm':>9}"
+    lines = [f"{data}, seeds {_span(seeds)}: MSE, paired by seed\n", f" {head}"]
+    for row in table:
+        name = row["model"]
+        name = name if len(name) < NAME_WIDTH else f"…{name[-NAME_WIDTH + 2 :]}"
+        mean = row["mean"]
+        line = f" {name:<{NAME_WIDTH}}{in_digits(mean):>9}{in_digits(row['stderr'], mean):>10}"
+        if row["difference"] is not None:
+            line += f"{_signed(row['difference'], mean):>12}"
+            line += f"{_p(row['p_value']):>9}{_p(row['p_holm']):>9}"
+        lines.append(line + stars(row["p_holm"]))
+    return "\n".join([*lines, *legend(table, table[0]["model"])])
+
+
+def _signed(value: float, like: float) -> str:
+    return f"{'-' if value < 0 else '+'}{in_digits(abs(value), like)}"
+
+
+def _p(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
+
+
+def _figure(path: Path, data: str, errors: dict[str, dict[int, float]]) -> list[Path]:
+    """All models on one axis, and each against the first, seed by seed."""
+    names = list(errors)
+    rows = [
+        {"data": data, "model": name, "seed": str(seed), "mse": repr(mse)}
+        for name, mine in errors.items()
+        for seed, mse in mine.items()
+    ]
+    section = Section(
+        data=data, x=None, label="", reference=names[0], models=names, rows=rows, runs=[], notes={}
+    )
+    with plt.style.context(STYLE):
+        width = 4.2 + 2.9 * (len(names) - 1)
+        figure, axes = plt.subplots(
+            1, len(names), figsize=(width, 2.9), layout="constrained", squeeze=False
+        )
+        error_panel(axes[0][0], section)
+        for axis, name in zip(axes[0][1:], names[1:], strict=True):
+            paired_panel(axis, section, name)
+        figure.suptitle(f"{folded(data)}, seeds {_span(list(errors[names[0]]))}")
+        return save(figure, path, ("png", "svg"))

@@ -1,0 +1,160 @@
+"""evaluate.py run=... data.path=new.csv: a run's filters on a recording they have not seen."""
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from kbr.app.figures.recording import recording_figures
+from kbr.app.figures.run import run_figures
+from kbr.app.models.kernel import Outcome
+from kbr.app.recordings.new import notes_of, read_new
+from kbr.app.recordings.recording import Recording
+from kbr.app.recordings.task import standardised_error
+from kbr.app.run.folder import DATA, write_bytes, write_json
+from kbr.app.run.train import trial_seeds, write_outcome
+from kbr.core.errors import KbrError
+from kbr.core.filters.result import FilterResult
+from kbr.core.units.units import Units
+from kbr.loading import load_filter
+
+STANDARDISED = "test/mse_standardised"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRecording:
+    """What tables of results say about a new recording, and how its errors are measured."""
+
+    name: str
+    rows: int
+    units: Units
+
+    def columns(self) -> dict[str, object]:
+        return {"data": self.name, "rows": self.rows}
+
+    def extra_metrics(self, mean: Tensor, truth: Tensor) -> dict[str, float]:
+        return {STANDARDISED: standardised_error(self.units, mean, truth)}
+
+
+def evaluate_recording(folder: Path, saved: DictConfig, keys: Mapping[str, Any]) -> float | None:
+    """Writes evaluation/<name of the file>/; the standardised error where the truth is there."""
+    seeds, path = trial_seeds(saved), Path(str(keys["path"]))
+    reading = {key: value for key, value in keys.items() if key not in ("path", "seed")}
+    filters = [load_filter(folder, trial=k) for k in range(len(seeds))]
+    units: Units = filters[0].units
+    if units.z_names is None:
+        raise KbrError(
+            f"data.path gives a new recording to runs on own data (data=npz); {folder} is of "
+            f"data={saved.data.name}. Leave out data.path, or set data.seed for fresh sequences."
+        )
+    recording = read_new(units, path, reading)
+    print(f"{saved.model.name} on {path}, {len(recording)} rows, {len(seeds)} trial(s)")
+    for note in notes_of(units, recording):
+        print(f"  note: {note}")
+    back = torch.from_numpy(np.argsort(_rows(recording)))  # to the order of the file
+    outcome = _outcome(recording, units, [filt.filter(recording) for filt in filters], back)
+    target = _target(folder / "evaluation", path, recording)
+    write_json(target / DATA, _record(path, recording))
+    _save(target / "posterior.npz", recording, outcome, back)
+    error = None
+    if recording.has_truth:
+        known = torch.from_numpy(~recording.z_missing)[back]
+        scored = _at(outcome, known)
+        problem = NewRecording(name=path.name, rows=len(recording), units=units)
+        model = str(saved.model.name)
+        metrics = write_outcome(target, problem, model, seeds, scored)  # type: ignore[arg-type]
+        run_figures(target / "figures", scored)
+        print_errors(metrics, outcome.labels or ())
+        error = float(metrics[STANDARDISED])
+    else:
+        recording_figures(target / "figures", outcome)
+        absent = ", ".join(units.z_names)
+        print(f"  no truth:  {path} has not all of {absent}; beliefs alone are written")
+    print(f"  written:   {target}")
+    return error
+
+
+def print_errors(metrics: Mapping[str, Any], labels: tuple[str, ...]) -> None:
+    """Errors column by column in their units, then what may be added over the columns."""
+    for label in labels:
+        print(f"  test/rmse             {metrics[f'test/rmse/{label}']:<10.4g} {label}")
+    print(f"  {STANDARDISED} {metrics[STANDARDISED]:<10.4g} in variances of the training z")
+    if "test/coverage_90" in metrics:
+        share = metrics["test/coverage_90"]
+        print(f"  test/coverage_90      {share:<10.3f} of the truths in their 90 % regions")
+
+
+def _outcome(
+    recording: Recording, units: Units, results: list[FilterResult], back: Tensor
+) -> Outcome:
+    """Answers of all trials at all rows, in the order of the file; NaN where z is not known."""
+
+    def stacked(name: str) -> Tensor:
+        return torch.stack([getattr(result, name) for result in results])[:, back].double()
+
+    mean = stacked("mean")
+    truth = torch.from_numpy(recording.z)[back].expand_as(mean)
+    return Outcome(
+        mean=mean,
+        cov=stacked("cov"),
+        raw_cov=stacked("raw_cov"),
+        truth=units.z.nearest(truth, mean),
+        evidence=torch.stack([result.evidence for result in results])[:, back],
+        labels=units.labels or units.z_names,
+    )
+
+
+def _at(outcome: Outcome, rows: Tensor) -> Outcome:
+    """The outcome at some of the rows."""
+    if not bool(rows.any()):
+        raise KbrError("no row of the recording has a known z. Take the columns of z out of it.")
+    names = ("mean", "cov", "raw_cov", "truth", "evidence")
+    parts = {name: getattr(outcome, name)[:, rows] for name in names}
+    return Outcome(**parts, labels=outcome.labels)
+
+
+def _rows(recording: Recording) -> np.ndarray:
+    return np.arange(len(recording)) if recording.row is None else recording.row
+
+
+def _record(path: Path, recording: Recording) -> dict[str, Any]:
+    return {"path": str(path), "content": recording.digest(), "rows": len(recording)}
+
+
+def _target(folder: Path, path: Path, recording: Recording) -> Path:
+    """A folder of the file's name; with a number, where that is of other data."""
+    number = 1
+    while True:
+        target = folder / (path.stem if number == 1 else f"{path.stem}_{number}")
+        if not target.exists():
+            return target
+        try:
+            found = json.loads((target / DATA).read_text())
+        except (OSError, ValueError):
+            found = None
+        if isinstance(found, dict) and found.get("content") == recording.digest():
+            return target
+        number += 1
+
+
+def _save(path: Path, recording: Recording, outcome: Outcome, back: Tensor) -> None:
+    """posterior.npz: a row for each row of the file, of every trial."""
+    names = ("mean", "cov", "raw_cov", "evidence", "truth")
+    content = {name: getattr(outcome, name).numpy() for name in names}
+    if not recording.has_truth:
+        del content["truth"]
+    content["row"] = np.arange(len(recording))
+    content["labels"] = np.array(outcome.labels)
+    for name, values in (("sequence", recording.ids), ("time", recording.stamps)):
+        if values is not None:
+            content[name] = values[back.numpy()]
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **content)
+    write_bytes(path, buffer.getvalue())

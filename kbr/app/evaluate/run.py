@@ -1,0 +1,237 @@
+"""Evaluate a finished run from its folder alone: same data, same checkpoint, same numbers."""
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, ListConfig
+
+from kbr.app.cli import stop
+from kbr.app.evaluate.recording import evaluate_recording, print_errors
+from kbr.app.figures.animation import animate
+from kbr.app.figures.run import run_figures
+from kbr.app.models.kernel import Method, Outcome
+from kbr.app.recordings.task import OwnData
+from kbr.app.run.folder import BEST, DATA, MANIFEST, read_json, write_bytes
+from kbr.app.run.record import altered_files
+from kbr.app.run.train import trial_seeds, write_outcome
+from kbr.app.run.trusted import build, names_of, saved_config
+from kbr.app.tasks.task import Filtering, Problem
+from kbr.core.datasets.dynamics import FilteringData
+from kbr.core.errors import KbrError
+from kbr.loading import knows_units
+
+TASKS = ("run", "report", "compare")
+
+
+def evaluate_job(config: DictConfig) -> float | None:
+    """The task function of evaluate.py."""
+    try:
+        asked = [name for name in TASKS if config[name] is not None]
+        if len(asked) != 1:
+            raise KbrError(
+                f"say one thing to do: run=<run folder>, report=<folder> or compare=[a,b]; got "
+                f"{' and '.join(asked) or 'none of them'}."
+            )
+        out = None if config.out is None else Path(config.out)
+        if config.report is not None:
+            from kbr.app.evaluate.report import rebuild_report
+
+            rebuild_report(_paths(config.report), out)
+            return None
+        check_device(config.device)
+        asked_for = {
+            "seed": config.data.seed,
+            "device": config.device,
+            "trusted": names_of(config.trust),
+        }
+        if config.compare is not None:
+            from kbr.app.evaluate.compare import compare_runs
+
+            compare_runs(_paths(config.compare), out, **asked_for)
+            return None
+        folder = Path(config.run)
+        if config.data.path is not None:
+            return _evaluate_recording(folder, config)
+        check_reading(config.data)
+        return evaluate_run(folder, **asked_for)
+    except KbrError as error:
+        stop(str(error))
+        raise
+
+
+def _evaluate_recording(folder: Path, config: DictConfig) -> float | None:
+    if config.data.seed is not None:
+        raise KbrError(
+            "data.path is a new recording, data.seed fresh sequences of a task: say one."
+        )
+    if config.device != "cpu":
+        raise KbrError("a new recording is filtered on the CPU. Leave out device.")
+    return evaluate_recording(folder, finished_config(folder), config.data)
+
+
+def check_reading(data: DictConfig) -> None:
+    """Keys that say how a new recording is read need one."""
+    given = [str(key) for key in data if key not in ("seed", "path") and data[key] is not None]
+    if given:
+        raise KbrError(f"data.{given[0]} says how a new recording is read: set data.path too.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshTest(Filtering):
+    """The training data of a seed, with the test sequence of the seed `shift` further on."""
+
+    base: Filtering
+    shift: int
+
+    def data(self, seed: int) -> FilteringData:
+        own, other = self.base.data(seed), self.base.data(seed + self.shift)
+        if self.shift and torch.equal(own.z_test, other.z_test):
+            raise KbrError(
+                f"data={self.name} has the same test sequence whatever the seed. Leave out "
+                "data.seed."
+            )
+        return replace(own, x_test=other.x_test, z_test=other.z_test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """A run's model on test sequences; `seeds` are those of the sequences."""
+
+    config: DictConfig
+    problem: Problem
+    method: Method
+    seeds: list[int]
+    outcome: Outcome
+
+
+def evaluate_run(
+    folder: Path, *, seed: int | None = None, device: str = "cpu", trusted: Sequence[str] = ()
+) -> float:
+    """Writes evaluation/ with metrics.json, results.csv, posterior.npz and figures."""
+    done = apply_model(folder, seed=seed, device=device, trusted=trusted)
+    problem, method, outcome = done.problem, done.method, done.outcome
+    target = folder / "evaluation" / ("" if seed is None else f"seed_{seed}")
+    metrics = write_outcome(target, problem, method.name, done.seeds, outcome)
+    _save_posterior(target / "posterior.npz", outcome)
+    run_figures(target / "figures", outcome)
+    animate(target / "figures" / "filter.gif", outcome)
+    fresh = "" if seed is None else f", fresh test sequences from seed {seed}"
+    print(f"{method.name} on {problem.name}, {len(done.seeds)} trial(s){fresh}")
+    if isinstance(problem, OwnData):
+        print_errors(metrics, problem.labels)
+    else:
+        print(f"  test/mse   {metrics['test/mse']:.6f}")
+    print(f"  written:   {target}")
+    return float(metrics["test/mse"])
+
+
+def apply_model(
+    folder: Path, *, seed: int | None = None, device: str = "cpu", trusted: Sequence[str] = ()
+) -> Evaluated:
+    """The checkpoint's model on its own test sequences, or on those of seed, seed + 1, ...
+
+    Of what its settings name, kbr's own parts are built, and those that are `trusted`.
+    """
+    saved = finished_config(folder)
+    torch.set_num_threads(saved.trainer.threads)
+    seeds = trial_seeds(saved)
+    problem, method = build(saved, trusted)
+    if isinstance(problem, OwnData):
+        if not knows_units(folder):
+            raise KbrError(
+                f"{folder} was written before filters kept their units. Its filter can be used: "
+                f"run={folder} data.path={problem.source.path}, kbr-filter or kbr.load_filter; for "
+                "its test rows, train again."
+            )
+        problem.check_same(_record(folder / DATA))
+    if seed is not None:
+        problem = _fresh(problem, seed - seeds[0])
+    if device != "cpu":
+        method = _on_device(method, device)
+    outcome = method.evaluate(problem, seeds, folder)
+    tested = seeds if seed is None else [seed + i for i in range(len(seeds))]
+    return Evaluated(config=saved, problem=problem, method=method, seeds=tested, outcome=outcome)
+
+
+def finished_config(folder: Path) -> DictConfig:
+    """The config of a run that has finished."""
+    saved = saved_config(folder)
+    if not (folder / MANIFEST).is_file():
+        raise KbrError(
+            f"{folder} has not finished: it has no {MANIFEST}. Resume or repeat the run."
+        )
+    done = read_json(folder / MANIFEST) or {}
+    if changed := [name for name in altered_files(folder, done) if name.endswith(BEST.name)]:
+        raise KbrError(
+            f"{folder / changed[0]} is not the checkpoint that this run left: it was changed or "
+            "swapped since. Copy the run again, or train again."
+        )
+    return saved
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """What a run on own data wrote about them."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise KbrError(f"{path} is missing or damaged ({error}). Repeat the run.") from None
+    if not isinstance(found, dict):
+        raise KbrError(f"{path} is damaged: it holds no record of the data. Repeat the run.")
+    return found
+
+
+def check_device(device: str) -> None:
+    """Before any work: a device that is not there is one line of advice."""
+    if device not in ("cpu", "cuda"):
+        raise KbrError(f"device must be cpu or cuda; got {device!r}.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise KbrError("device=cuda, but PyTorch sees no CUDA device here. Use device=cpu.")
+
+
+def _on_device(method: Method, device: str) -> Method:
+    if not hasattr(method, "device"):
+        raise KbrError(
+            f"device={device} is for trained networks; model={method.name} has none and runs on "
+            "the CPU. Leave device=cpu."
+        )
+    moved: Method = replace(method, device=device)  # type: ignore[type-var]
+    return moved
+
+
+def _fresh(problem: Problem, shift: int) -> Problem:
+    if isinstance(problem, OwnData):
+        raise KbrError(
+            f"data.seed asks for fresh test sequences; data={problem.name} is a recording, whose "
+            "test rows are all there are. Leave out data.seed; a new recording is data.path."
+        )
+    if not isinstance(problem, Filtering):
+        raise KbrError(
+            f"data.seed asks for fresh test sequences; data={problem.name} has none (its seed "
+            "decides the distribution itself). Leave out data.seed, or train with another seed."
+        )
+    shared = {f.name: getattr(problem, f.name) for f in fields(Filtering)}
+    return FreshTest(**shared, base=problem, shift=shift)
+
+
+def _paths(given: str | Sequence[str]) -> list[Path]:
+    """One folder or several, as they come from the command line."""
+    several = isinstance(given, list | tuple | ListConfig)
+    return [Path(str(one)) for one in (given if several else [given])]
+
+
+def _save_posterior(path: Path, outcome: Outcome) -> None:
+    assert outcome.cov is not None
+    names = ("mean", "cov", "raw_cov", "evidence", "truth")
+    arrays = {name: getattr(outcome, name) for name in names}
+    content = {name: value.numpy() for name, value in arrays.items() if value is not None}
+    if outcome.labels is not None:
+        content["labels"] = np.array(outcome.labels)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **content)
+    write_bytes(path, buffer.getvalue())

@@ -1,0 +1,120 @@
+"""Pictures of frames: what was observed, the training frames, and what the encoder looks at."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.colors import PowerNorm
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kbr.app.figures.style import STYLE, save
+from kbr.app.figures.view import View, as_pictures, spread_out
+from kbr.app.tasks.heading import in_words
+
+FRAMES = 10
+COLUMNS = 8  # of a contact sheet
+MARKS: dict[str, dict[str, Any]] = {  # told apart by shape; both show on dark and light frames
+    "truth": {"marker": "o", "mfc": "none", "mec": "#E05A00", "ms": 12, "mew": 1.4},
+    "filter mean": {"marker": "P", "mfc": "#56B4E9", "mec": "black", "ms": 6, "mew": 0.8},
+}
+
+
+def mark(axis: Any, kind: str, z: np.ndarray) -> Any:
+    """A position on a frame; returns the artist."""
+    return axis.plot(z[0], z[1], ls="none", label=kind, **MARKS[kind])[0]
+
+
+def observations(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
+    """Test frames, with truth and posterior mean where the latent says something about them."""
+    steps = spread_out(FRAMES, len(view.x_test))
+    frames = as_pictures(view.x_test[steps])
+    rows = 1 if len(steps) <= FRAMES // 2 else 2
+    columns = -(-len(steps) // rows)
+    with plt.style.context(STYLE):
+        shape = frames.shape[1] / frames.shape[2]
+        size = (1.45 * columns, (1.45 * shape + 0.2) * rows + (0.3 if view.window else 0))
+        figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+        for axis in axes.flat:
+            axis.set_axis_off()
+        for axis, t, frame in zip(axes.flat, steps, frames, strict=False):
+            axis.imshow(frame, extent=view.window, interpolation="nearest")
+            axis.set_title(_caption(t, mean, truth, view), fontsize=7, pad=3)
+            if view.window is not None:
+                mark(axis, "truth", truth[t].numpy())
+                mark(axis, "filter mean", mean[t].numpy())
+        if view.window is not None:
+            handles, labels = axes[0, 0].get_legend_handles_labels()
+            figure.legend(handles, labels, ncols=2, loc="lower center", fontsize=8)
+        figure.tight_layout(rect=(0, 0.3 / size[1] if view.window else 0, 1, 1), pad=0.4)
+        return save(figure, path, ("png",))[0]
+
+
+def _caption(t: int, mean: Tensor, truth: Tensor, view: View) -> str:
+    if not view.circular:
+        return f"step {t + 1}"
+    return f"step {t + 1}: {in_words(truth[t])}, est. {in_words(mean[t])}"
+
+
+def contact_sheet(images: Tensor, titles: list[str]) -> Any:
+    """Frames [k, c, h, w] in a grid, each under its title; a figure for `save` or TensorBoard."""
+    import kbr._torchvision  # noqa: F401, I001  (before torchvision)
+    from torchvision.utils import make_grid
+
+    frames = torch.from_numpy(as_pictures(images)).permute(0, 3, 1, 2)
+    scale = max(1, 96 // frames.shape[-1])
+    frames = frames.repeat_interleave(scale, -1).repeat_interleave(scale, -2)
+    strip, gap = 14, 3
+    height, width = frames.shape[-2] + strip, frames.shape[-1]
+    grid = make_grid(pad(frames, (0, 0, strip, 0), value=1.0), COLUMNS, gap, pad_value=1.0)
+    tall, wide = grid.shape[-2:]
+    with plt.style.context(STYLE):
+        figure = plt.figure(figsize=(wide / 100, tall / 100))
+        axis = figure.add_axes((0, 0, 1, 1))
+        axis.set_axis_off()
+        axis.imshow(grid.permute(1, 2, 0).numpy(), aspect="auto", interpolation="nearest")
+        for k, title in enumerate(titles):
+            x = gap + (k % COLUMNS) * (width + gap) + width / 2
+            y = gap + (k // COLUMNS) * (height + gap) + strip - 4
+            axis.text(x, y, title, ha="center", va="baseline", fontsize=7)
+    return figure
+
+
+def encoder_figure(frames: Tensor, maps: Tensor, places: Tensor) -> Any:
+    """Frames with the places [b, k, 2] the encoder answers with, above the mean of its heat maps.
+
+    Places are in [-1, 1], from the first to the last cell of the heat maps [b, k, i, j].
+    """
+    shown, cells = as_pictures(frames), maps.shape[-2:]
+    tall, wide = shown.shape[1:3]
+    stride = round(tall / cells[0])
+    frame = _borders(tall, cells[0], stride), _borders(wide, cells[1], stride)
+    grid = _borders(cells[0], cells[0], 1), _borders(cells[1], cells[1], 1)
+    with plt.style.context(STYLE):
+        size = (1.6 * len(shown) + 0.3, 2 * 1.6 * tall / wide + 0.2)
+        figure, axes = plt.subplots(2, len(shown), figsize=size, squeeze=False)
+        for b, (above, below) in enumerate(axes.T):
+            above.imshow(shown[b], extent=(*frame[1], *frame[0][::-1]))
+            above.plot(*places[b].numpy().T, "o", color="#F0E442", mec="black", mew=0.6, ms=4)
+            heat = maps[b].mean(0).numpy()
+            norm = PowerNorm(
+                0.3
+            )  # a map that knows its place is far brighter than one that does not
+            below.imshow(heat, extent=(*grid[1], *grid[0][::-1]), cmap="magma", norm=norm)
+            for axis in (above, below):
+                axis.set(xlim=frame[1], ylim=frame[0][::-1], xticks=[], yticks=[])
+                axis.set_aspect("auto")
+                axis.grid(False)
+                axis.spines[:].set_visible(False)
+        axes[0, 0].set_ylabel("frame and places", fontsize=8)
+        axes[1, 0].set_ylabel("mean heat map", fontsize=8)
+        figure.tight_layout(pad=0.5)
+    return figure
+
+
+def _borders(pixels: int, cells: int, stride: int) -> tuple[float, float]:
+    """Outer borders of a row of pixels, in the places' coordinates."""
+    reach = stride * max(cells - 1, 1)
+    return -1 - 1 / reach, 2 * (pixels - 0.5) / reach - 1

@@ -1,0 +1,57 @@
+"""How every picture looks: one colour, marker and dash for each model, everywhere."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from kbr.app.run.folder import write_bytes
+
+# Okabe and Ito's palette: distinct to colour-blind readers; markers and dashes survive greyscale.
+STYLES: dict[str, dict[str, Any]] = {
+    "original": {"color": "#E69F00", "marker": "s", "linestyle": "--"},
+    "iw_paper": {"color": "#56B4E9", "marker": "^", "linestyle": "-."},
+    "iw": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
+    "iw_true_ratio": {"color": "#CC79A7", "marker": "v", "linestyle": ":"},
+    "iw_nn": {"color": "#009E73", "marker": "D", "linestyle": "-"},
+    "lstm": {"color": "#D55E00", "marker": "P", "linestyle": "--"},
+    "ekf": {"color": "#666666", "marker": "x", "linestyle": ":"},
+    "ukf": {"color": "#999933", "marker": "+", "linestyle": ":"},
+    "particle": {"color": "#000000", "marker": "*", "linestyle": "-."},
+}
+# For models that have no colour of their own: variants of a sweep, a user's models.
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"color": "#882255", "marker": ".", "linestyle": "-"},
+    {"color": "#44AA99", "marker": "h", "linestyle": "--"},
+    {"color": "#AA4499", "marker": "<", "linestyle": "-."},
+    {"color": "#117733", "marker": ">", "linestyle": ":"},
+    {"color": "#6699CC", "marker": "p", "linestyle": "-"},
+    {"color": "#332288", "marker": "d", "linestyle": "--"},
+)
+STYLE = Path(__file__).with_name("kbr.mplstyle")
+
+
+def styles_of(models: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Each model's own style; those without one take turns through the others."""
+    unknown = [name for name in models if name not in STYLES]
+    turns = {name: OTHERS[i % len(OTHERS)] for i, name in enumerate(unknown)}
+    return {name: STYLES.get(name) or turns[name] for name in models}
+
+
+def save(figure: Any, path: Path, kinds: Sequence[str]) -> list[Path]:
+    """The figure at `path` in every one of `kinds`; it is closed."""
+    written = []
+    for kind in kinds:
+        target = path.with_suffix(f".{kind}")
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        write_bytes(target, buffer.getvalue())
+        written.append(target)
+    plt.close(figure)
+    return written

@@ -1,0 +1,314 @@
+"""Models as the command line runs them: several independent trials in one call.
+
+A method takes a problem and seeds and gives an `Outcome`; closed-form methods run all seeds as one
+batch. `evaluate` gives the same outcome again from the checkpoint's contents.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kbr.app.figures.view import View
+from kbr.app.models.announce import announce
+from kbr.app.models.notes import edge_notes
+from kbr.app.models.progress import grid_progress
+from kbr.app.recordings.task import OwnData
+from kbr.app.run.folder import BEST, RunContext
+from kbr.app.tasks.task import PosteriorMean, Problem, Sequential
+from kbr.core.embedding import Embedding
+from kbr.core.errors import KbrError
+from kbr.core.features import FeatureMap
+from kbr.core.filters.kernel.filter import WIDTHS, KernelBayesFilter
+from kbr.core.filters.kernel.known_transition import TransitionRatio
+from kbr.core.filters.kernel.large import is_large
+from kbr.core.filters.kernel.storage import RUN_KIND as KIND  # of the checkpoints written here
+from kbr.core.filters.kernel.storage import member
+from kbr.core.filters.kernel.tuning import CHOICES
+from kbr.core.io import checkpoint
+from kbr.core.kernels import Kernel
+from kbr.core.ratios import ExactRatio, KuLSIF, Ratio
+from kbr.core.rule_tuning import tune_rule
+from kbr.core.rules import ImportanceWeightedRule, Rule
+
+PAPER_RIDGE = 0.2  # eta = lam in the paper's posterior-mean experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """The model that suits the same data otherwise; its validation error, if it was measured."""
+
+    model: str
+    what: str
+    why_not: str = "not tried"  # where there is no error
+    error: float | None = None
+    own_error: float | None = None  # of the model that ran
+
+    def __str__(self) -> str:
+        if self.error is None or self.own_error is None:
+            return f"{self.what} {self.why_not}"
+        better = "better" if self.error < self.own_error else "no better"
+        return f"{self.what} validates {better}: {self.error:.4g} against {self.own_error:.4g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Answers and truth of every trial, what was chosen, how long it took, what to keep."""
+
+    mean: Tensor  # [trials, steps, dz]
+    cov: Tensor | None  # [trials, steps, dz, dz]; None where nothing asks for it
+    raw_cov: Tensor | None = None  # before calibration, where it was calibrated
+    truth: Tensor  # [trials, steps, dz]
+    chosen: dict[str, Tensor] = field(default_factory=dict)  # each [trials]
+    fit_seconds: float = 0.0
+    test_seconds: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    state: dict[str, Any] = field(default_factory=dict)
+    evidence: Tensor | None = None
+    labels: tuple[str, ...] | None = None  # of the columns, with units; None: z_1, z_2, ...
+    alternative: Alternative | None = None
+    view: Callable[[], View] | None = None  # for pictures; made only where they are drawn
+
+    @property
+    def mse(self) -> Tensor:
+        """Squared distance summed over coordinates, averaged over steps: one number a trial."""
+        return (self.mean - self.truth).square().sum(-1).mean(-1)
+
+    @property
+    def shown_spread(self) -> str:
+        """What pictures call two standard deviations of it."""
+        return "2 sd" if self.raw_cov is None else "2 sd, calibrated"
+
+
+class Method(Protocol):
+    """One model of the command line."""
+
+    name: str
+
+    def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome: ...
+
+    def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelMethod:
+    """Kernel Bayes' rule: a posterior for each observation, or a filter, as the problem asks."""
+
+    name: str
+    rule: Rule
+    lam: float | None = None
+    eta: float | None = None
+    lam_transition: float | None = None
+    tune: bool = False
+    true_ratio: bool = False
+    scales: Sequence[float] | None = None
+    widths: Sequence[float] = WIDTHS
+    etas: Sequence[float] | None = None
+    lams: Sequence[float] | None = None
+    engine: str = "auto"
+    compare_learned: bool = False
+
+    def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
+        if isinstance(problem, PosteriorMean):
+            return self._posterior(problem, seeds, None)
+        announce(int(str(problem.columns()["n_train"])), len(seeds), quiet=context.quiet)
+        data = problem.trials(seeds)
+        started = time.perf_counter()
+        made = self._filter(problem)
+        progress = grid_progress(len(seeds) * len(self._lams()), context.quiet)
+        made.fit(data.x_train, data.z_train, units=problem.filter_units, progress=progress)
+        seconds = time.perf_counter() - started
+        return self._filtered(made, problem, data, seconds)
+
+    def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
+        state = checkpoint.load(folder / BEST, kind=KIND)
+        if isinstance(problem, PosteriorMean):
+            return self._posterior(problem, seeds, state)
+        started = time.perf_counter()
+        made = self._filter(problem).restore(state["filter"])
+        seconds = time.perf_counter() - started
+        return self._filtered(made, problem, problem.trials(seeds), seconds)
+
+    def _lams(self) -> Sequence[float]:
+        if self.lam is not None:
+            return [self.lam]
+        return self.lams if self.lams is not None else self.rule.LAMS
+
+    def _filter(self, problem: Sequential) -> KernelBayesFilter:
+        rule = replace(self.rule, lam=self.lam)
+        if self.true_ratio:
+            rule = replace(rule, ratio=TransitionRatio(model=problem.state_space()))
+        return KernelBayesFilter(
+            rule=rule,
+            eta=self.eta,
+            lam_transition=self.lam_transition,
+            scales=None if self.scales is None else tuple(self.scales),
+            widths=tuple(self.widths),
+            etas=None if self.etas is None else tuple(self.etas),
+            lams=None if self.lams is None else tuple(self.lams),
+            engine=self.engine,  # type: ignore[arg-type]
+            standardize=False,  # the problem's units do, where it has any
+        )
+
+    def _filtered(
+        self, made: KernelBayesFilter, problem: Sequential, data: Any, seconds: float
+    ) -> Outcome:
+        started = time.perf_counter()
+        result, truth = problem.test(made, data)
+        spent = time.perf_counter() - started
+        operators, trials = made.operators, result.mean.shape[:-2]
+        chosen = {name: getattr(made.choice, name).expand(trials) for name in CHOICES}
+        chosen[problem.val_name] = chosen.pop("val_mse")
+        return Outcome(
+            mean=result.mean,
+            cov=result.cov,
+            raw_cov=result.raw_cov,
+            evidence=result.evidence,
+            truth=truth,
+            labels=problem.labels,
+            chosen=chosen,
+            fit_seconds=seconds,
+            test_seconds=spent,
+            info={
+                "filter/engine": operators.update.name,
+                "filter/rank_z": operators.phi.shape[-1],
+                **problem.info(),
+            },
+            notes=(
+                *problem.notes,
+                *getattr(operators, "notes", ()),
+                *edge_notes(made.choice.edges, "model"),
+            ),
+            alternative=_learned(problem),
+            state={"kind": KIND, "filter": made.state()},
+            view=cache(lambda: problem.view(data, self._first(made, problem))),
+        )
+
+    def _first(self, made: KernelBayesFilter, problem: Sequential) -> KernelBayesFilter | None:
+        """The filter of the first trial alone; none whose weights are too many to be shown."""
+        if is_large(made.operators.n):
+            return None
+        state: dict[str, Any] = made.state()
+        if state["z"].ndim == 2:
+            return made
+        return self._filter(problem).restore(member(state, 0))
+
+    def _posterior(
+        self, problem: PosteriorMean, seeds: Sequence[int], state: dict[str, Any] | None
+    ) -> Outcome:
+        data = problem.trials(seeds)
+        prior = Embedding.from_samples(data.z_prior)
+        started = time.perf_counter()
+        chosen: dict[str, Tensor] = {}
+        if state is not None:
+            chosen = state["chosen"]
+        elif self.tune:
+            usual = isinstance(self.rule.ratio, KuLSIF) and not self.true_ratio
+            if not (usual and isinstance(self.rule, ImportanceWeightedRule)):
+                raise KbrError(
+                    f"model.tune=true chooses for importance weighting with KuLSIF; got "
+                    f"model={self.name}. Use model=iw or model=iw_paper."
+                )
+            tuned = tune_rule(self.rule, data.x_train, data.z_train, prior)
+            chosen = {
+                "scale_x": tuned.scale_x,
+                "scale_z": torch.ones_like(tuned.eta),
+                "eta": tuned.eta,
+                "lam": tuned.lam,
+            }
+        else:
+            given = {
+                "scale_x": getattr(self.rule.kernel_x, "scale", 1.0),
+                "scale_z": getattr(self.rule.kernel_z, "scale", 1.0),
+                "eta": self._eta(),
+                "lam": PAPER_RIDGE if self.lam is None else self.lam,
+            }
+            ones = torch.ones(len(seeds), dtype=torch.float64)
+            chosen = {name: ones * value for name, value in given.items()}
+        ratio: Ratio = self.rule.ratio
+        if self.true_ratio:
+            ratio = ExactRatio(function=data.ratio)
+        elif isinstance(ratio, KuLSIF):
+            ratio = KuLSIF(eta=chosen["eta"])
+        rule = replace(
+            self.rule,
+            kernel_x=_scaled(self.rule.kernel_x, chosen["scale_x"]),
+            kernel_z=_scaled(self.rule.kernel_z, chosen["scale_z"]),
+            ratio=ratio,
+            lam=chosen["lam"],
+        )
+        fitted = rule.fit(data.x_train, data.z_train)
+        middle = time.perf_counter()
+        posterior = fitted.posterior(data.x_test, prior)
+        return Outcome(
+            mean=posterior.mean,
+            cov=None if state is None else posterior.cov,
+            truth=data.mean,
+            chosen=chosen,
+            fit_seconds=middle - started,
+            test_seconds=time.perf_counter() - middle,
+            info={"test/mse_of_zero": float(data.mean.square().sum(-1).mean())},
+            state={"kind": KIND, "chosen": chosen},
+        )
+
+    def _eta(self) -> float:
+        """The ridge of KuLSIF; NaN where another ratio has settings of its own."""
+        ratio = self.rule.ratio
+        if not isinstance(ratio, KuLSIF):
+            if self.eta is not None:
+                raise KbrError(
+                    f"model.eta is the ridge of KuLSIF, and model.rule.ratio is "
+                    f"{type(ratio).__name__}. Leave out model.eta."
+                )
+            return math.nan
+        found = ratio.eta if self.eta is None else self.eta
+        return PAPER_RIDGE if found is None else float(found)
+
+
+def _scaled(kernel: Kernel | FeatureMap, scale: Tensor) -> Kernel | FeatureMap:
+    """A kernel of so many bandwidths; other feature maps have none."""
+    return replace(kernel, scale=scale) if isinstance(kernel, Kernel) else kernel
+
+
+def _learned(problem: Sequential) -> Alternative | None:
+    """Own data can be filtered on learned features too."""
+    own = isinstance(problem, OwnData)
+    return Alternative(model="iw_nn", what="a trained encoder") if own else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelMethod:
+    """A classical filter that is given the true model; it has nothing to fit."""
+
+    name: str
+    filter: Any  # builds the filter from model=StateSpaceModel
+
+    def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
+        return self.evaluate(problem, seeds, context.folder)
+
+    def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
+        if isinstance(problem, PosteriorMean):
+            raise KbrError(
+                f"model={self.name} is a filter; data={problem.name} has no dynamics. Use "
+                "model=iw, iw_paper, original or iw_true_ratio, or another data."
+            )
+        made = self.filter(model=problem.state_space())
+        data = problem.trials(seeds)
+        started = time.perf_counter()
+        result, truth = problem.test(made, data)  # type: ignore[arg-type]
+        return Outcome(
+            mean=result.mean,
+            cov=result.cov,
+            evidence=result.evidence,
+            truth=truth,
+            labels=problem.labels,
+            test_seconds=time.perf_counter() - started,
+            view=cache(lambda: problem.view(data)),  # type: ignore[arg-type]
+        )

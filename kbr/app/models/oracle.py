@@ -1,0 +1,45 @@
+"""The floor of the heading task: a filter that is shown the noisy headings, not the frames."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kbr.app.models.kernel import Outcome
+from kbr.app.run.folder import RunContext
+from kbr.app.tasks.task import Filtering, Problem
+from kbr.core.datasets.heading import Heading
+from kbr.core.errors import KbrError
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleMethod:
+    """The circular Kalman filter on the heading that each frame shows; it has nothing to fit."""
+
+    name: str
+
+    def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
+        return self.evaluate(problem, seeds, context.folder)
+
+    def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
+        if not (isinstance(problem, Filtering) and isinstance(problem.task, Heading)):
+            raise KbrError(
+                f"model={self.name} needs data with noisy headings; data={problem.name} has none. "
+                "Use data=dmlab, or a filter that knows the true model: model=particle (model=ekf "
+                "or ukf where observations are vectors)."
+            )
+        task, n_train, n_test = problem.task, problem.n_train, problem.n_test
+        drawn = [task.noisy_headings(n_train=n_train, n_test=n_test, seed=s) for s in seeds]
+        noisy = torch.stack([test for _, test in drawn])
+        truth = torch.stack([problem.data(seed).z_test for seed in seeds])
+        started = time.perf_counter()
+        result = task.oracle.filter(noisy)
+        return Outcome(
+            mean=result.mean,
+            cov=result.cov,
+            evidence=result.evidence,
+            truth=truth,
+            test_seconds=time.perf_counter() - started,
+        )

@@ -1,0 +1,257 @@
+"""Models whose network is trained: one training for each seed, then an outcome like any other."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import torch
+from hydra.utils import instantiate
+
+from kbr.app.figures.frames import encoder_figure
+from kbr.app.figures.view import View, spread_out
+from kbr.app.models.kernel import Alternative, Outcome
+from kbr.app.models.notes import edge_notes
+from kbr.app.run.folder import BEST, RunContext
+from kbr.app.tasks.task import Filtering, PosteriorMean, Problem, Sequential
+from kbr.core.errors import KbrError
+from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.filters.kernel.search import Edge
+from kbr.core.filters.result import FilterResult, mean_squared_error
+from kbr.core.io.file_rows import FileRows
+from kbr.core.units.units import Units
+from kbr.training.callbacks.bar import EpochBar, quiet_lightning
+from kbr.training.callbacks.gaze import LogGaze
+from kbr.training.encoders import MLP
+from kbr.training.filters.learned import LearnedFilter
+from kbr.training.filters.trained import TrainedFilter
+
+MOST_TRIED = 5000  # rows on which learned features are trained just to compare them
+GAZE_FRAMES = 4  # training frames on which TensorBoard shows what the encoder looks at
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedMethod:
+    """A trained filter; with `compare_raw` the kernel filter on raw observations runs beside it.
+
+    `device` is where the network runs when it is evaluated; training has the trainer's.
+    """
+
+    name: str
+    filter: TrainedFilter
+    compare_raw: bool = False
+    device: str = "cpu"
+
+    trains: ClassVar[bool] = True  # so several workers are of use
+
+    def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
+        problem = self._sequential(problem)
+        filt, notes = self._suited(problem)
+        quiet_lightning()
+        shown = context.is_first and not context.quiet
+        parts, raw, started = [], [], time.perf_counter()
+        raw_errors: list[float] = []
+        edges: list[Edge] = []
+        spent = 0.0
+        for number, seed in enumerate(seeds, 1):
+            trial_started = time.time()
+            data = problem.data(seed)
+            folder = _trial_folder(context.folder, seed, seeds)
+            resume = context.resume and _trial_folder(context.resume, seed, seeds)
+            if resume and not (resume / "checkpoints" / "last.ckpt").is_file():
+                resume = None  # this trial had not begun
+            kept = False
+            if not context.resume:
+                found = filt.training_in(
+                    folder,
+                    data.x_train,
+                    data.z_train,
+                    seed,
+                    units=problem.filter_units or _plain(data),
+                )
+                kept = found == "finished" and context.sweep is not None
+                resume = folder if kept or found == "unfinished" else None
+                if shown and resume:
+                    print(f"  going on from {folder / 'checkpoints' / 'last.ckpt'}")
+            filt.fit(
+                data.x_train,
+                data.z_train,
+                units=problem.filter_units or _plain(data),
+                seed=seed,
+                folder=folder,
+                trainer={
+                    **context.trainer,
+                    "logger": instantiate(context.logger)(save_dir=folder),
+                    "enable_progress_bar": False,
+                    "callbacks": self._callbacks(problem, data.x_train, seed) if shown else [],
+                },
+                resume=resume,
+            )
+            if not context.is_first:
+                continue
+            edges += [replace(edge, of=len(seeds)) for edge in filt.edges]
+            began = time.perf_counter()
+            result, truth = problem.test(filt, data)  # type: ignore[arg-type]
+            spent += time.perf_counter() - began
+            parts.append(_part(filt, problem, result, truth))
+            if self.compare_raw and not in_file(data.x_train):
+                plain = KernelBayesFilter(standardize=False)
+                plain.fit(data.x_train, data.z_train, units=problem.filter_units)
+                result, truth = problem.test(plain, data)  # type: ignore[arg-type]
+                raw.append(mean_squared_error(result.mean, truth))
+                raw_errors.append(float(plain.choice.val_mse))
+            if context.sweep is not None:
+                context.sweep.trial_ended(trial_started, number, len(seeds), skipped=kept)
+        if not context.is_first:
+            raise SystemExit(0)  # the first worker tests and writes
+        info: dict[str, Any] = {"fit/epochs": filt.n_epochs, **problem.info()}
+        made = _stack(parts, time.perf_counter() - started - spent, spent, info)
+        alternative = None
+        if raw:
+            info["test/mse_of_raw_kernel"] = float(torch.stack(raw).mean())
+            alternative = Alternative(
+                model="iw",
+                what="the kernel on raw observations",
+                error=sum(raw_errors) / len(raw_errors),
+                own_error=float(made.chosen[problem.val_name].mean()),
+            )
+        elif self.compare_raw:
+            notes = (*notes, "frames stay in their file: no kernel filter on raw ones beside it")
+        return replace(
+            made,
+            labels=problem.labels,
+            alternative=alternative,
+            notes=(*problem.notes, *notes, *edge_notes(edges, "model.filter")),
+            view=cache(lambda: self._view(problem, seeds, context.folder)),
+        )
+
+    def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
+        problem = self._sequential(problem)
+        parts, began = [], time.perf_counter()
+        for seed in seeds:
+            data = problem.data(seed)
+            loaded = self._load(problem, seed, seeds, folder)
+            loaded.to(self.device)
+            result, truth = problem.test(loaded, data)  # type: ignore[arg-type]
+            parts.append(_part(loaded, problem, result, truth))
+        made = _stack(parts, 0.0, time.perf_counter() - began, problem.info())
+        view = cache(lambda: self._view(problem, seeds, folder))
+        return replace(made, labels=problem.labels, view=view)
+
+    def _view(self, problem: Sequential, seeds: Sequence[int], folder: Path) -> View:
+        loaded = self._load(problem, seeds[0], seeds, folder)
+        weighing = loaded if isinstance(loaded, LearnedFilter) else None
+        return problem.view(problem.data(seeds[0]), weighing, loaded.gaze)  # type: ignore[arg-type]
+
+    def _load(
+        self, problem: Sequential, seed: int, seeds: Sequence[int], folder: Path
+    ) -> TrainedFilter:
+        path = _trial_folder(folder, seed, seeds) / BEST
+        return type(self.filter).load(path, encoder=self._suited(problem)[0].encoder)
+
+    def _callbacks(self, problem: Sequential, x_train: Any, seed: int) -> list[Any]:
+        pieces = [x_train] if isinstance(x_train, torch.Tensor) else x_train
+        places = [(piece, i) for piece in pieces for i in range(len(piece))]
+        taken = (places[k] for k in spread_out(GAZE_FRAMES, len(places)))
+        few = torch.cat([piece[[i]] for piece, i in taken])
+        inner = few if problem.filter_units is None else problem.filter_units.x.apply(few).float()
+
+        def draw(x: torch.Tensor, *found: torch.Tensor) -> Any:
+            return encoder_figure(few, *found)
+
+        return [EpochBar(f"{self.name} seed {seed}"), LogGaze(inner, draw)]
+
+    def _sequential(self, problem: Problem) -> Sequential:
+        if isinstance(problem, PosteriorMean):
+            raise KbrError(
+                f"model={self.name} is a filter; data={problem.name} has no sequences. Use "
+                "model=iw, iw_paper, original or iw_true_ratio, or another data."
+            )
+        return problem
+
+    def _suited(self, problem: Sequential) -> tuple[TrainedFilter, tuple[str, ...]]:
+        """The filter with an encoder that takes these observations: own vectors need the MLP."""
+        encoder = self.filter.encoder
+        kind = encoder.func if isinstance(encoder, partial) else encoder
+        if isinstance(problem, Filtering) or problem.recording.has_images or kind is MLP:
+            return self.filter, ()
+        return replace(self.filter, encoder=partial(MLP)), ("x are vectors: encoder=mlp is used",)
+
+
+def tried(
+    alternative: Alternative, outcome: Outcome, problem: Sequential, seed: int
+) -> Alternative:
+    """Learned features, trained in passing to know their validation error."""
+    data = problem.data(seed)
+    rows = sum(len(piece) for piece in data.x_train)
+    if in_file(data.x_train) or rows > MOST_TRIED:
+        return replace(alternative, why_not=f"not tried on {rows:,} rows")
+    filt = LearnedFilter(encoder=partial(MLP))
+    quiet_lightning()
+    bar = EpochBar("a trained encoder, to compare")
+    try:
+        with TemporaryDirectory() as folder:
+            filt.fit(
+                data.x_train,
+                data.z_train,
+                units=problem.filter_units,
+                seed=seed,
+                folder=Path(folder),
+                trainer={"logger": False, "enable_progress_bar": False, "callbacks": [bar]},
+            )
+    except KbrError as error:
+        return replace(alternative, why_not=f"could not be trained: {error}")
+    return replace(
+        alternative, error=filt.val_mse, own_error=float(outcome.chosen[problem.val_name][0])
+    )
+
+
+def in_file(x_train: Any) -> bool:
+    """Whether frames stay in their file: too many for the kernel filter on raw observations."""
+    return isinstance(x_train, list) and isinstance(x_train[0], FileRows)
+
+
+def _trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:
+    """The run folder itself, or a folder for each seed where there are several."""
+    return folder if len(seeds) == 1 else folder / f"seed_{seed}"
+
+
+def _plain(data: Any) -> Units:
+    """Numbers as they are: the paper's tasks have no units."""
+    return Units.none(data.z_train)
+
+
+Part = tuple[FilterResult, torch.Tensor, dict[str, float]]
+
+
+def _part(
+    filt: TrainedFilter, problem: Sequential, result: FilterResult, truth: torch.Tensor
+) -> Part:
+    """One trial: beliefs, truth, what was chosen."""
+    return result, truth, {**filt.chosen, problem.val_name: filt.val_mse}
+
+
+def _stack(
+    parts: list[Part],
+    fit_seconds: float,
+    test_seconds: float,
+    info: dict[str, Any],
+) -> Outcome:
+    results = [part[0] for part in parts]
+    mean = torch.stack([r.mean for r in results]).double()
+    names = list(parts[0][2])
+    raw = [r.raw_cov.double() for r in results if r.raw_cov is not None]
+    return Outcome(
+        mean=mean,
+        cov=torch.stack([r.cov for r in results]).double(),
+        raw_cov=torch.stack(raw) if raw else None,
+        evidence=torch.stack([r.evidence for r in results]),
+        truth=torch.stack([part[1] for part in parts]).to(mean),
+        chosen={name: torch.tensor([part[2][name] for part in parts]) for name in names},
+        fit_seconds=fit_seconds,
+        test_seconds=test_seconds,
+        info=info,
+    )

@@ -1,1 +1,0 @@
-"""Data of one's own: arrays, tables and image folders become a filtering problem."""

@@ -1,0 +1,70 @@
+"""A new recording, read as the filter was trained that is to answer it: by its `Units`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kbr.app.recordings.checks import some_of
+from kbr.app.recordings.read import Source
+from kbr.app.recordings.recording import KEEP, Recording
+from kbr.core.errors import KbrError
+from kbr.core.units.units import Units
+
+TABLES = (".csv", ".tsv", ".txt")
+BORDERS = ("sequence", "time")
+READING = ("decimal", "file", "resize", "channels")  # keys of data=npz that a filter keeps
+
+
+def read_recording(
+    path: str | Path,
+    filt: Any = None,
+    *,
+    x: Sequence[str] | None = None,
+    z: Sequence[str] | None = None,
+    **keys: Any,
+) -> Recording:
+    """A recording whose state may be unknown: z is the truth where its columns are all there.
+
+    Columns are found by their names, whatever their order and whatever else is there: those that
+    `filt` was trained on, or those given. `keys` are those of data=npz: decimal, sequence, time,
+    file, resize, channels, max_gb. What comes back is a table that `filt.filter` takes.
+    """
+    if filt is None:
+        return Source(path=str(path), x=x, z=z, needs_z=False, **keys).read()
+    if x is not None or z is not None:
+        raise KbrError("a filter knows its columns of x and z: leave x and z out.")
+    return read_new(filt.units, path, keys)
+
+
+def read_new(units: Units, path: str | Path, keys: Mapping[str, Any]) -> Recording:
+    """The recording at `path`; `keys` that are not None take the place of those of training."""
+    given = {key: value for key, value in keys.items() if value is not None}
+    if units.x_names is None and units.z_names is not None and Path(path).suffix.lower() in TABLES:
+        raise KbrError(
+            f"the filter takes frames, which {path} cannot hold. Give an npz file, a folder of "
+            "x.npy, or a folder of frames with states.csv."
+        )
+    known = {key: units.source[key] for key in READING if key in units.source}
+    columns = {key: units.column(key) for key in BORDERS}
+    source = Source(
+        path=str(path),
+        x=units.x_names,
+        z=units.z_names,
+        needs_z=False,
+        may_lack=[key for key in BORDERS if key not in given],
+        **{"channels": KEEP, **known, **columns, **given},
+    )
+    called = (columns["sequence"] or "sequence", columns["time"] or "time")
+    return replace(source.read(), called=called)
+
+
+def notes_of(units: Units, recording: Recording) -> Iterator[str]:
+    """What a user must know about how a new recording was taken."""
+    if units.max_gap is not None and recording.stamps is None:
+        yield f"there is no column '{recording.called[1]}' of time: gaps cannot be seen"
+    if units.source.get("several") and recording.ids is None:
+        yield f"there is no column '{recording.called[0]}' of sequences: all rows are one"
+    if recording.unused:
+        what = "columns" if recording.kind in ("csv", "frames") else "arrays"
+        yield f"{what} not used: {some_of(recording.unused)}"

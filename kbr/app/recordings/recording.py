@@ -1,0 +1,208 @@
+"""What was recorded: observations and reference states row by row, with names and borders."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kbr.core.errors import KbrError
+from kbr.core.io.file_rows import FileRows
+from kbr.core.units.sampling import Sampling, longer, sampling_of
+
+SMALLEST_IMAGE = 4  # pixels; arrays with a shorter side are flattened to vectors
+CHANNELS = (1, 3, 4)
+KEEP = "keep"  # for filters trained on arrays in Python: observations stay as they are
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recording:
+    """Rows in order; NaN marks what is missing. x is [T, dx], or images [T, c, h, w].
+
+    Without truth (`has_truth` false: a new recording, to be filtered only) z is all NaN.
+    """
+
+    kind: str
+    x: np.ndarray
+    z: np.ndarray  # [T, dz] float64
+    x_names: tuple[str, ...]  # of columns, or of channels
+    z_names: tuple[str, ...]
+    sequence: np.ndarray  # [T] number of the sequence, 0, 1, ... in order of appearance
+    time: np.ndarray | None = None  # [T] float64; dates: seconds after the file's first row
+    time_unit: str = ""  # "s" where the file holds dates; else what the user knows
+    dtypes: tuple[str, str] = ("", "")  # of x and z in the file
+    file: FileRows | None = None  # where images stay that are not to be read whole; x maps them
+    has_truth: bool = True
+    unused: tuple[str, ...] = ()  # columns or arrays of the file that play no part
+    row: np.ndarray | None = None  # [T] the row's place in the file, from 0; None: as they are
+    ids: np.ndarray | None = None  # [T] of the sequences and
+    stamps: np.ndarray | None = None  # [T] of the time, as the file has them
+    called: tuple[str, str] = ("sequence", "time")  # their columns, for a filter
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+    @property
+    def columns(self) -> list[str]:
+        """With `recording[name]`: the recording as a table that filters take."""
+        borders = zip(self.called, (self.ids, self.stamps), strict=True)
+        return ["x", *(name for name, values in borders if values is not None)]
+
+    def __getitem__(self, name: str) -> Any:
+        seen = self.x if self.file is None else self.file
+        return {"x": seen, self.called[0]: self.ids, self.called[1]: self.stamps}[name]
+
+    @property
+    def has_images(self) -> bool:
+        return self.x.ndim == 4
+
+    @cached_property
+    def x_missing(self) -> np.ndarray:
+        if self.file is None:
+            return _missing(self.x)
+        if self.file.dtype.kind != "f":
+            return np.zeros(len(self), dtype=bool)
+        return np.concatenate([_missing(part.raw()) for part in self.file.parts()])
+
+    @cached_property
+    def z_missing(self) -> np.ndarray:
+        found: np.ndarray = ~np.isfinite(self.z).all(1)
+        return found if self.has_truth else np.ones(len(self), dtype=bool)
+
+    def digest(self) -> str:
+        """A hash of the content, to tell whether a file has changed."""
+        found = hashlib.sha256()
+        for some in () if self.file is None else self.file.parts():
+            found.update(some.raw().tobytes())
+        for part in (self.x if self.file is None else None, self.z, self.sequence, self.time):
+            found.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
+        return found.hexdigest()[:16]
+
+    def starts(self, max_gap: float | None = None) -> np.ndarray:
+        """[T] bool: the row begins a new piece, by its sequence or after a gap in time."""
+        found = np.ones(len(self), dtype=bool)
+        found[1:] = np.diff(self.sequence) != 0
+        sampling = self.sampling(max_gap)
+        if self.time is not None and sampling is not None:
+            found[1:] |= longer(np.diff(self.time), sampling.limit, self.time[1:])
+        return found
+
+    def sampling(self, max_gap: float | None = None) -> Sampling | None:
+        """The steps of time and the gaps among them; None without time stamps."""
+        return None if self.time is None else sampling_of(self.time, self.sequence, max_gap)
+
+
+def tidy(recording: Recording) -> Recording:
+    """Sequences as blocks in order of appearance, infinities as missing, time checked."""
+    _, first, index = np.unique(recording.sequence, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    sequence = rank[index.reshape(-1)]
+    order = np.argsort(sequence, kind="stable")
+    if recording.file is not None and (np.diff(order) != 1).any():
+        raise KbrError(
+            "the rows of a sequence must follow each other in an .npy file of frames, which is "
+            "read in order. Sort its rows by sequence."
+        )
+    time = None if recording.time is None else recording.time[order]
+    made = replace(
+        recording,
+        x=recording.x[order] if recording.file is None else recording.x,
+        z=np.where(np.isfinite(recording.z), recording.z, np.nan)[order],
+        sequence=sequence[order],
+        time=time,
+        row=order,
+        ids=None if recording.ids is None else recording.ids[order],
+        stamps=None if recording.stamps is None else recording.stamps[order],
+    )
+    _check(made, order)
+    return made
+
+
+def _check(made: Recording, order: np.ndarray) -> None:
+    if made.time is not None:
+        if not np.isfinite(made.time).all():
+            row = int(order[np.flatnonzero(~np.isfinite(made.time))[0]])
+            raise KbrError(f"time must be there in every row; row {row + 1} has none. Fill it.")
+        wrong = (np.diff(made.time) <= 0) & (np.diff(made.sequence) == 0)
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
+            if made.time[at] == made.time[at + 1]:
+                raise KbrError(
+                    f"time must grow from row to row of a sequence; row {int(order[at + 1]) + 1} "
+                    f"has the time of the row before, {made.time[at]:.15g}. Take a column with "
+                    "more digits (data.time), drop the row, or name the sequences (data.sequence)."
+                )
+            raise KbrError(
+                f"time must grow from row to row of a sequence; row {int(order[at + 1]) + 1} has "
+                f"{made.time[at + 1]:.15g} after {made.time[at]:.15g}. Sort the rows by time, or "
+                "name the sequences (data.sequence)."
+            )
+    for name, missing in (("x", made.x_missing), ("z", made.z_missing)):
+        if missing.all() and (name == "x" or made.has_truth):
+            raise KbrError(
+                f"every row of {name} has missing values, so there is nothing to learn from. "
+                f"Leave empty columns out of data.{name}."
+            )
+
+
+def _missing(x: np.ndarray) -> np.ndarray:
+    """[T] bool: something in the row is not a number."""
+    found: np.ndarray = ~np.isfinite(x).reshape(len(x), -1).all(1)
+    return found
+
+
+def are_frames(shape: Sequence[int], channels: str = "auto") -> bool:
+    """Whether observations [T, ...] of this shape are images: no side is shorter than four."""
+    if len(shape) == 4:
+        sides = shape[1:3] if _colours_last(shape, channels) else shape[2:]
+        return min(sides) >= SMALLEST_IMAGE
+    return len(shape) == 3 and min(shape[1:]) >= SMALLEST_IMAGE
+
+
+def _colours_last(shape: Sequence[int], channels: str) -> bool:
+    last = shape[-1] in CHANNELS and shape[1] not in CHANNELS
+    return channels == "last" or (channels == "auto" and last)
+
+
+def as_observations(x: np.ndarray, channels: str) -> np.ndarray:
+    """[T, dx] or [T, c, h, w] from [T], [T, dx], [T, h, w], [T, h, w, c], [T, c, h, w]."""
+    if channels not in ("auto", "first", "last", KEEP):
+        raise KbrError(f"data.channels must be auto, first or last; got {channels!r}.")
+    if channels == KEEP and x.ndim > 1:
+        return x
+    if x.ndim == 4 and _colours_last(x.shape, channels):
+        x, channels = np.moveaxis(x, -1, 1), "first"
+    if are_frames(x.shape, channels):
+        return x[:, None] if x.ndim == 3 else x
+    return x[:, None] if x.ndim == 1 else x.reshape(len(x), -1)
+
+
+def names_for(given: Sequence[str] | None, count: int, letter: str, key: str) -> tuple[str, ...]:
+    """The given names, or z_1, z_2, ...; as many as there are columns, all different."""
+    if given is None:
+        return tuple(f"{letter}_{k + 1}" for k in range(count))
+    names = tuple(str(name) for name in given)
+    if len(names) != count:
+        raise KbrError(
+            f"data.{key} names {len(names)} columns ({', '.join(names)}); {key} in the file has "
+            f"{count}. Give one name for each column."
+        )
+    check_different(names, key)
+    return names
+
+
+def listed(names: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    """Names as given; one alone may come without brackets."""
+    if names is None:
+        return None
+    return (names,) if isinstance(names, str) else tuple(str(name) for name in names)
+
+
+def check_different(names: Iterable[str], key: str) -> None:
+    names = list(names)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise KbrError(f"data.{key} names {', '.join(twice)} twice. Name every column once.")

@@ -1,0 +1,1 @@
+"""report.html and the tables in it."""

@@ -1,0 +1,70 @@
+"""A run folder: what is written, in which form, and never half."""
+
+import csv
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from kbr.app.sweep.progress import SweepProgress
+from kbr.core.io.checkpoint import write_atomically
+
+METRICS = "metrics.json"
+RESULTS = "results.csv"
+MANIFEST = "run.json"
+DATA = "data.json"  # of runs on own data: columns, units, scaling
+FAILURE = "failure.txt"
+LOCK = ".lock"  # held by the process that writes
+BEST = Path("checkpoints") / "best.ckpt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """Where a run writes and what it may use."""
+
+    folder: Path
+    trainer: dict[str, Any]
+    logger: DictConfig
+    resume: Path | None = None
+    quiet: bool = False  # a sweep has lines of its own
+    sweep: SweepProgress | None = None  # that this run is a cell of, if any
+    is_first: bool = True  # of several workers: the one that writes
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Whole or absent: a reader sees the old file or the new one."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    write_atomically(path, write)
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    write_bytes(path, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """CSV with the union of all columns, in order of first appearance."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_bytes(path, text.getvalue().encode())
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """metrics.json; empty if it is missing or damaged."""
+    return read_json(folder / METRICS) or {}
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        read = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return read if isinstance(read, dict) else None

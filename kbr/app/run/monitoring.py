@@ -1,0 +1,99 @@
+"""TensorBoard: scalars and pictures of every run, learned or closed-form."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from kbr.app.models.kernel import Outcome
+
+BUILDING = ("problem", "path")
+# Groups stand in the order of the alphabet, the first two open: training, view, whole_run. Pictures
+# are numbered, so that the answers come first and a picture has one name in all runs.
+PICTURES = (
+    "trajectory",
+    "error",
+    "coverage",
+    "pit",
+    "ellipses",
+    "weights",
+    "observations",
+    "contact_sheet",
+    "encoder",
+)
+IN_TABLE = ("test/mse", "val/mse")  # beside the settings; all metrics are a text
+
+Setting = bool | int | float | str
+
+
+def log_outcome(
+    folder: Path,
+    config: DictConfig,
+    metrics: dict[str, Any],
+    outcome: Outcome,
+    pictures: list[Path],
+) -> None:
+    """Final metrics, settings, the error over time and pictures, beside what training has logged.
+
+    The settings go into the same folder as the curves, so that a run is one line in TensorBoard.
+    """
+    import matplotlib.image
+    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard.summary import hparams
+
+    with SummaryWriter(str(folder / "tensorboard")) as writer:
+        shown = {f"whole_run/{name}": metrics[name] for name in IN_TABLE if name in metrics}
+        for summary in hparams(settings(config), shown):  # type: ignore[no-untyped-call]
+            writer.file_writer.add_summary(summary)
+        for name, value in shown.items():
+            writer.add_scalar(name, value, 0)
+        writer.add_text("whole_run/metrics", _table(metrics))
+        if outcome.evidence is not None and len(pictures) > 1:
+            error = (outcome.mean[0] - outcome.truth[0]).square().sum(-1)
+            for step, value in enumerate(error.tolist(), start=1):
+                writer.add_scalar("view/squared_error", value, step)
+        for path in pictures:
+            image = matplotlib.image.imread(path)[..., :3]
+            writer.add_image(_tag(path.stem), image, 0, dataformats="HWC")
+
+
+def _tag(picture: str) -> str:
+    if picture not in PICTURES:
+        return f"view/{picture}"
+    return f"view/{PICTURES.index(picture) + 1}_{picture}"
+
+
+def _table(metrics: dict[str, Any]) -> str:
+    """Markdown, as TensorBoard's text tab shows it."""
+    lines = [f"| {name} | {_short(value)} |" for name, value in metrics.items()]
+    return "\n".join(["| metric | value |", "|---|---|", *lines])
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else f"{value}".replace("|", "\\|")
+
+
+def settings(config: DictConfig) -> dict[str, Setting]:
+    """What was set, flat. TensorBoard sorts by name and shows the first five columns at once."""
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    data, model = plain["data"], plain["model"]
+    first = {"data": data.pop("name"), "model": model.pop("name"), "seed": plain["seed"]}
+    if "n_train" in data:
+        first["n_train"] = data.pop("n_train")
+    encoder = model.get("filter", {}).get("encoder")
+    if encoder:
+        first["encoder"] = encoder["_target_"].rpartition(".")[2]
+    rest = {"data": data, "model": model, "trials": plain["trials"]}
+    return {**first, **dict(_flat("set", rest))}
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Setting]]:
+    """Leaves of nested dicts under their dotted names; what only serves to build objects is out."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not key.startswith("_") and key not in BUILDING:
+                yield from _flat(f"{name}.{key}", inner)
+    elif value is not None:
+        yield name, value if isinstance(value, bool | int | float | str) else str(value)

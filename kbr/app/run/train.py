@@ -1,0 +1,268 @@
+"""One training run: build, run all trials, write the run folder, say what came out."""
+
+import errno
+import math
+import shlex
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from kbr.app.cli import stop
+from kbr.app.config.check import check_config
+from kbr.app.figures.run import run_figures
+from kbr.app.figures.uncertainty import trial_coverage, uncertainty_metrics
+from kbr.app.models.kernel import Outcome
+from kbr.app.models.trained import tried
+from kbr.app.recordings.task import OwnData
+from kbr.app.run.ending import end_early, remove_if_empty, way_on
+from kbr.app.run.folder import (
+    BEST,
+    DATA,
+    FAILURE,
+    MANIFEST,
+    METRICS,
+    RESULTS,
+    RunContext,
+    read_metrics,
+    write_json,
+    write_rows,
+)
+from kbr.app.run.monitoring import log_outcome
+from kbr.app.run.record import fingerprint, manifest, why_unfinished
+from kbr.app.run.trainer import launch_of, trainer_settings
+from kbr.app.run.trusted import build, names_of, part
+from kbr.app.sweep.progress import SweepProgress, searches
+from kbr.app.tasks.task import Problem
+from kbr.app.text.commands import command, setting, shown
+from kbr.app.text.numbers import in_digits, with_error
+from kbr.core.errors import KbrError, Preempted, WorkerLost
+from kbr.core.io import checkpoint
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+LAST_SEED = 2**63 - 1  # of PyTorch's generators
+
+SHOWN = (
+    "val/mse",
+    "val/mse_standardised",
+    "test/mse_standardised",
+    "test/angular_error_degrees",
+    "test/mse_of_zero",
+    "test/mse_of_mean",
+    "test/mse_of_raw_kernel",
+)
+
+
+def train_job(config: DictConfig) -> float | None:
+    """The task function: returns the validation error for sweepers to minimise, see `objective`."""
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    sweeping = hydra.mode == RunMode.MULTIRUN
+    if not launch_of().is_first:
+        _work(config, folder)
+        return None
+    if sweeping:
+        reason = why_unfinished(folder, fingerprint(config))
+        if reason is None:
+            return objective(read_metrics(folder))
+        if reason:
+            print(f"  {folder.name} is run again: {reason}")
+        for name in (FAILURE, MANIFEST):
+            (folder / name).unlink(missing_ok=True)
+    try:
+        return _run(config, folder, sweeping)
+    except (Preempted, KeyboardInterrupt) as stopped:
+        end_early(config, folder, stopped, sweeping)
+    except KbrError as error:
+        if not sweeping:
+            remove_if_empty(folder)
+            way = f" Go on: {way_on(config, folder)}" if isinstance(error, WorkerLost) else ""
+            stop(f"{error}{way}")
+        (folder / FAILURE).write_text(f"{error}\n")
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL and not sweeping:
+            way = way_on(config, folder)
+            stop(f"{error.strerror}. Checkpoints are whole: make room, then: {way}")
+        if not sweeping:
+            raise
+        # Whatever it is, the other cells go on; a bug's report needs the traceback.
+        (folder / FAILURE).write_text(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+    return math.nan
+
+
+def objective(metrics: dict[str, Any]) -> float | None:
+    """What sweepers minimise: the error on the validation block, never on the test data.
+
+    None for models that choose nothing by validation (ekf, ukf, particle, oracle) and for
+    data=gaussian: a sweeper that searches is told so, a grid needs none.
+    """
+    found = [value for name, value in metrics.items() if name.startswith("val/mse")]
+    return float(found[0]) if found else None
+
+
+def _work(config: DictConfig, folder: Path) -> None:
+    """Take part in the training of another process, which writes and reports."""
+    try:
+        _run(config, folder, sweeping=False)
+    except (Preempted, KeyboardInterrupt):
+        raise SystemExit(0) from None
+    except KbrError as error:
+        started = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if started:  # otherwise the first worker says the same
+            stop(f"worker {launch_of().rank}: {error}")
+        raise SystemExit(2) from None
+
+
+def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
+    by_hydra = HydraConfig.initialized()
+    if by_hydra:
+        check_config(config, HydraConfig.get())
+    torch.set_num_threads(config.trainer.threads)
+    seeds = trial_seeds(config)
+    mark = fingerprint(config)
+    trusted = None if config.resume is None else names_of(config.trust)
+    problem, method = build(config, trusted)
+    is_first = launch_of().is_first
+    if not (is_first or getattr(method, "trains", False)):
+        raise SystemExit(0)  # a closed form has work for one process
+    if sweeping and "timeout" in config.trainer:
+        raise KbrError(
+            "the cells of a sweep run in one process each. Use trainer=cpu or trainer=gpu, and "
+            "hydra/launcher=side_by_side for several cells at once."
+        )
+    context = RunContext(
+        folder=folder,
+        trainer=trainer_settings(config),
+        logger=part(config, "logger", trusted),
+        resume=Path(str(config.resume)) if config.resume is not None else None,
+        quiet=sweeping,
+        sweep=SweepProgress.of(HydraConfig.get()) if by_hydra and sweeping else None,
+        is_first=is_first,
+    )
+    if is_first and not sweeping:
+        print(f"{method.name} on {problem.name}, {len(seeds)} trial(s)")
+    started = time.perf_counter()
+    outcome = method.run(problem, seeds, context)
+    if outcome.alternative is not None and getattr(method, "compare_learned", False):
+        other = tried(outcome.alternative, outcome, problem, seeds[0])  # type: ignore[arg-type]
+        outcome = replace(outcome, alternative=other)
+    seconds = time.perf_counter() - started
+    metrics = write_outcome(folder, problem, method.name, seeds, outcome)
+    if sweeping and by_hydra and searches(HydraConfig.get()) and objective(metrics) is None:
+        raise KbrError(
+            f"model={method.name} on data={problem.name} has no validation error that a sweeper "
+            "could minimise. List its values instead, or search settings of another model."
+        )
+    if isinstance(problem, OwnData):
+        write_json(folder / DATA, problem.record())
+    if outcome.state:  # trained models have written theirs already
+        checkpoint.save(folder / BEST, outcome.state)
+    pictures = run_figures(folder / "figures", outcome, quick=sweeping)
+    if config.logger.name == "tensorboard":
+        log_outcome(folder, config, metrics, outcome, pictures)
+    made = {
+        "seconds": round(seconds, 3),
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "notes": list(outcome.notes),
+    }
+    write_json(folder / MANIFEST, {**manifest(folder, mark), **made})
+    (folder / FAILURE).unlink(missing_ok=True)  # of a cell that failed before it was resumed
+    if not sweeping:
+        _report(folder, metrics, outcome, seconds)
+    return objective(metrics)
+
+
+def trial_seeds(config: DictConfig) -> list[int]:
+    """The seeds seed .. seed + trials - 1."""
+    if config.trials < 1:
+        raise KbrError(f"trials must be at least 1; got {config.trials}.")
+    if not 0 <= config.seed <= LAST_SEED - config.trials:
+        raise KbrError(f"seed must be from 0 to 2**63 - 1 - trials; got {config.seed}.")
+    return list(range(config.seed, config.seed + config.trials))
+
+
+def write_outcome(
+    folder: Path, problem: Problem, model: str, seeds: Sequence[int], outcome: Outcome
+) -> dict[str, Any]:
+    """metrics.json (flat) and results.csv (a row for each trial)."""
+    mse = outcome.mse
+    steps = outcome.mean.shape[-2] * len(seeds)
+    metrics: dict[str, Any] = {
+        "test/mse": float(mse.mean()),
+        "test/mse_stderr": float(mse.std() / len(seeds) ** 0.5) if len(seeds) > 1 else 0.0,
+        "test/trials": len(seeds),
+        "fit/seconds": outcome.fit_seconds,
+        "filter/seconds_per_step": outcome.test_seconds / steps,
+        **problem.extra_metrics(outcome.mean, outcome.truth),
+        **outcome.info,
+    }
+    if outcome.evidence is not None:
+        metrics["test/steps_without_evidence"] = int((~outcome.evidence).sum())
+        metrics |= uncertainty_metrics(outcome)
+    for name, values in outcome.chosen.items():
+        key = f"val/{name[4:]}" if name.startswith("val_") else f"chosen/{name}"
+        if not bool(values.isnan().any()):
+            metrics[key] = float(values.double().mean())
+    rmse = (outcome.mean - outcome.truth).square().mean(-2).sqrt()  # [trials, dz]
+    for name, values in zip(outcome.labels or (), rmse.unbind(-1), strict=False):
+        metrics[f"test/rmse/{name}"] = float(values.mean())
+    shares = trial_coverage(outcome)
+    rows = [
+        {
+            **problem.columns(),
+            "model": model,
+            "seed": seed,
+            **{name: _tidy(float(values[i])) for name, values in outcome.chosen.items()},
+            "mse": float(mse[i]),
+            **{name: float(share[i]) for name, share in shares.items()},
+            **{f"rmse {n}": float(rmse[i, k]) for k, n in enumerate(outcome.labels or ())},
+            "seconds": round((outcome.fit_seconds + outcome.test_seconds) / len(seeds), 4),
+        }
+        for i, seed in enumerate(seeds)
+    ]
+    write_rows(folder / RESULTS, rows)
+    write_json(folder / METRICS, metrics)
+    return metrics
+
+
+def _tidy(value: float) -> float | str:
+    return "" if value != value else float(f"{value:.6g}")
+
+
+def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: float) -> None:
+    line = in_digits(metrics["test/mse"])
+    if metrics["test/trials"] > 1:
+        line = with_error(metrics["test/mse"], metrics["test/mse_stderr"])
+    others = [name for name in SHOWN if name in metrics]
+    width = max(map(len, ["test/mse  ", *others]))
+    summed = "   summed over columns of z" if len(outcome.labels or ()) > 1 else ""
+    print(f"\n  {'test/mse':<{width}} {line}   ({seconds:.1f} s){summed}")
+    for name in others:
+        print(f"  {name:<{width}} {in_digits(metrics[name])}")
+    for label in outcome.labels or ():
+        print(f"  {'test/rmse':<{width}} {metrics[f'test/rmse/{label}']:<8.4g} {label}")
+    if "filter/engine" in metrics:
+        print(f"  {'engine':<{width}} {metrics['filter/engine']}")
+    for note in outcome.notes:
+        print(f"  note: {note}")
+    if outcome.alternative is not None:
+        print(f"  note: {outcome.alternative}: model={outcome.alternative.model}")
+    print(f"\n  run folder:  {shown(folder)}")
+    print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)))}")
+    if outcome.alternative is not None and HydraConfig.initialized():
+        print(f"  the other:   {_with_model(outcome.alternative.model)}")
+    if (folder / "tensorboard").is_dir():
+        print(f"  monitor:     {shlex.join(['tensorboard', '--logdir', str(shown(folder))])}")
+
+
+def _with_model(model: str) -> str:
+    """The command of this run with another model; settings of the model itself are left out."""
+    given = [word for word in HydraConfig.get().overrides.task if not word.startswith("model")]
+    return command("train", *given, f"model={model}")

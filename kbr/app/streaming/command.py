@@ -1,0 +1,314 @@
+"""`kbr-filter`: observations in, beliefs out, one line at a time as they arrive.
+
+kbr-filter run=outputs/... input=new.csv output=beliefs.csv to=csv
+tail -f sensor.jsonl | kbr-filter run=filter.ckpt | your-program
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+import kbr
+from kbr.app.recordings.table import DECIMALS
+from kbr.app.streaming.csv_rows import csv_rows
+from kbr.app.streaming.output import Writer, opened
+from kbr.app.streaming.rows import Format, Row, json_rows, recording_rows
+from kbr.app.streaming.signals import Stopped, Stopping
+from kbr.app.streaming.state import read_belief, save_belief
+from kbr.core.errors import KbrError
+from kbr.core.filters.belief import Belief
+from kbr.core.units.units import did_you_mean
+from kbr.loading import checkpoint_of, identity, load_filter
+
+USAGE = """usage: kbr-filter run=<run folder or .ckpt> [key=value ...]
+
+  run        a run folder, its best.ckpt, or a file written by filt.save
+  input      .jsonl, .csv or .npz, a folder of x.npy or of frames with
+             states.csv; - for standard input                     [-]
+  output     a file; - for standard output                        [-]
+  from       jsonl or csv: what standard input holds              [jsonl]
+  to         jsonl or csv: what is written                        [jsonl]
+  cov        calibrated or raw covariances                        [calibrated]
+  decimal    point or comma in CSV                                [as trained]
+  on_error   stop or skip a line that cannot be read              [stop]
+  state      a file that keeps the belief between two calls       [none]
+  trial      which trial of a run with several                    [0]
+  max_gb     the most that one array of an npz may take           [0.5]
+
+Columns are found by name: a CSV header, or JSON objects {"column": value}.
+Without names, numbers stand in the order of training: 0.1,0.2 or [0.1, 0.2]
+or {"x": [0.1, 0.2]}, nested lists for frames. A missing observation is null,
+nan or an empty cell: the belief is predicted. Where rows state a sequence or
+a time, another sequence and a gap in time start the belief anew.
+An output file appears when all is written; to follow it, use > or tee."""
+CHOICES = {
+    "from": ("jsonl", "csv"),
+    "to": ("jsonl", "csv"),
+    "cov": ("calibrated", "raw"),
+    "decimal": tuple(DECIMALS),
+    "on_error": ("stop", "skip"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The keys of the command."""
+
+    run: str
+    input: str = "-"
+    output: str = "-"
+    source: str = "jsonl"  # the key `from`
+    to: str = "jsonl"
+    cov: str = "calibrated"
+    decimal: str | None = None
+    on_error: str = "stop"
+    state: str | None = None
+    trial: int = 0
+    max_gb: float = 0.5
+
+    def __post_init__(self) -> None:
+        for key, values in CHOICES.items():
+            given = getattr(self, "source" if key == "from" else key)
+            if given is not None and given not in values:
+                raise KbrError(f"{key} must be {' or '.join(values)}; got {given!r}.")
+
+
+def parse(arguments: list[str]) -> Options:
+    """key=value words as options; a misspelt key is named."""
+    known = ["from" if f.name == "source" else f.name for f in fields(Options)]
+    given: dict[str, Any] = {}
+    for word in arguments:
+        key, equals, value = word.partition("=")
+        if not equals or key not in known:
+            raise KbrError(
+                f"{word!r} is no key=value of {', '.join(sorted(known))}."
+                f"{did_you_mean([key.lstrip('-')], known)}"
+            )
+        if key in given or (key == "from" and "source" in given):
+            raise KbrError(f"{key} is given twice. Give it once.")
+        given["source" if key == "from" else key] = value
+    if not given.get("run"):
+        raise KbrError("say which filter to run: kbr-filter run=<run folder or .ckpt> ...")
+    for key, kind, what in (("trial", int, "a whole number"), ("max_gb", float, "a number")):
+        try:
+            if key in given:
+                given[key] = kind(given[key])
+        except ValueError:
+            raise KbrError(f"{key} must be {what}; got {given[key]!r}.") from None
+    return Options(**given)
+
+
+def main() -> None:
+    """The console command."""
+    arguments = sys.argv[1:]
+    try:
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(USAGE, flush=True)
+        elif arguments[0] in ("-V", "--version", "version"):
+            print(f"kbr {kbr.__version__}", flush=True)
+        else:
+            torch.set_num_threads(_threads())
+            stream(parse(arguments))
+    except BrokenPipeError:  # the reader has gone: that is an end, not an error
+        _let_go_of_output()
+    except (KbrError, OSError) as error:
+        say(str(error))
+        if isinstance(error, Unwritten | OSError):
+            _let_go_of_output()
+        raise SystemExit(2) from None
+    except Stopped as stopped:
+        say(str(stopped))
+        raise SystemExit(stopped.code) from None
+
+
+def stream(options: Options) -> int:
+    """Filter all of the input; returns the number of steps.
+
+    However it ends, an output file holds all that was answered, and the state is that after the
+    last answer; where nothing was answered, both stay as they were.
+    """
+    stopping, done = Stopping(), 0
+    with stopping.listening():
+        _check_paths(options)
+        with stopping.waiting():
+            filt = _load(options)
+        state = Path(options.state) if options.state else None
+        owner = "" if state is None else identity(options.run, trial=options.trial)
+        belief = filt.init() if state is None else read_belief(filt, state, owner)
+        failed: KbrError | Stopped | BrokenPipeError | None = None
+        with ExitStack() as stack:
+            rows = _rows(options, filt, stack)
+            out = _output(options, stack)
+            write = Writer(
+                out, options.to, filt.units, dz=belief.mean.shape[-1], raw=options.cov == "raw"
+            )
+            left: set[str] = set()  # sequences that have ended
+            try:
+                while True:
+                    with stopping.waiting():
+                        row = next(rows, None)
+                    if row is None:
+                        break
+                    try:
+                        made = _step(filt, belief, row, left)
+                    except KbrError as error:
+                        if options.on_error == "stop":
+                            raise KbrError(f"line {row.line}: {error}") from error
+                        say(f"line {row.line} skipped: {error}")
+                        continue
+                    _written(lambda: write(made, row.shown), options)  # noqa: B023
+                    belief, done = made, done + 1
+            except (KbrError, Stopped, BrokenPipeError) as error:
+                failed = error
+            if failed is None:
+                _written(lambda: write.header([]), options)
+            elif done == 0 or isinstance(failed, Unwritten):
+                raise failed  # what was in the output before stays there
+        if state is not None:
+            save_belief(belief, state, owner)
+        if isinstance(failed, Stopped):
+            kept = f"; the state is in {state}" if state is not None else ""
+            failed.args = (f"{failed} after {done} steps{kept}",)
+        if failed is not None:
+            raise failed
+    return done
+
+
+class Unwritten(KbrError):
+    """An answer could not be written: neither output nor state may move on."""
+
+
+def say(message: str) -> None:
+    """One line on standard error, if there is one."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"kbr: {message}\n")
+
+
+def _step(filt: Any, belief: Belief, row: Row, left: set[str]) -> Belief:
+    """The belief after a row; a sequence that comes back after others is refused."""
+    if isinstance(row.value, KbrError):
+        raise row.value
+    before, now = belief.place[0], filt.units.place(row.value)[0]
+    if now is not None and now in left:
+        raise KbrError(
+            f"sequence '{now}' comes back after others. Sort the rows by sequence, or evaluate the "
+            "file as a whole: python evaluate.py run=... data.path=..."
+        )
+    made: Belief = filt.step(belief, row.value)
+    if before is not None and now is not None and before != now:
+        left.add(before)
+    return made
+
+
+def _load(options: Options) -> Any:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", UserWarning)
+        filt = load_filter(options.run, trial=options.trial)
+    for warning in found:
+        say(str(warning.message))
+    return filt
+
+
+def _rows(options: Options, filt: Any, stack: ExitStack) -> Iterator[Row]:
+    """The input's rows, as they arrive."""
+    expected, kind = Format(filt.units, tuple(filt.shape)), options.source
+    decimal = options.decimal or str(filt.units.source.get("decimal", "point"))
+    if decimal not in DECIMALS:
+        raise KbrError(f"{options.run} has decimal={decimal!r}. Set decimal=point or comma.")
+    file = sys.stdin
+    if options.input != "-":
+        path = Path(options.input)
+        kind = "npz" if path.is_dir() else path.suffix.lstrip(".").lower()
+        if not path.exists():
+            raise KbrError(f"there is no input file {path}. Set input=..., or - for the pipe.")
+        if kind == "npz":
+            keys = {"decimal": options.decimal, "max_gb": options.max_gb}
+            return _plain_words(recording_rows(path, expected, keys, say))
+        if kind in ("tsv", "txt"):
+            kind = "csv"
+        if kind not in ("jsonl", "json", "csv"):
+            raise KbrError(f"input must end in .jsonl, .csv or .npz; got {options.input!r}.")
+        try:
+            file = stack.enter_context(path.open(encoding=_encoding(path), errors="replace"))
+        except OSError as error:
+            raise KbrError(f"cannot read {path}: {error.strerror}.") from error
+    elif file is None:
+        raise KbrError("standard input is closed. Set input=<file>.")
+    if kind == "csv":
+        return csv_rows(file, expected, decimal, say, live=options.input == "-")
+    return json_rows(file, expected, say)
+
+
+def _encoding(path: Path) -> str:
+    """UTF-16 where a regular file says so; a pipe cannot be asked without reading it."""
+    if not path.is_file():
+        return "utf-8"
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+
+
+def _plain_words(rows: Iterator[Row]) -> Iterator[Row]:
+    """Errors that name the keys of this command, not those of data=npz."""
+    try:
+        yield from rows
+    except KbrError as error:
+        raise KbrError(str(error).replace("data.", "")) from error
+
+
+def _output(options: Options, stack: ExitStack) -> TextIO:
+    if options.output != "-":
+        return stack.enter_context(opened(Path(options.output)))
+    if sys.stdout is None:
+        raise KbrError("standard output is closed. Set output=<file>.")
+    return sys.stdout
+
+
+def _written(write: Any, options: Options) -> None:
+    """A full disk and the like as one line; a reader that has gone passes through."""
+    try:
+        write()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = "standard output" if options.output == "-" else options.output
+        raise Unwritten(f"cannot write {where}: {error.strerror or error}.") from error
+
+
+def _check_paths(options: Options) -> None:
+    """No two of input, output, state and the filter's file are the same file."""
+    named = {"run": str(checkpoint_of(options.run, options.trial)), "input": options.input}
+    named |= {"output": options.output, "state": options.state or "-"}
+    paths = [(key, Path(os.path.realpath(p))) for key, p in named.items() if p != "-"]
+    for k, (key, path) in enumerate(paths):
+        for other, before in paths[:k]:
+            alike = path == before or (
+                path.is_file() and before.is_file() and os.path.samefile(path, before)
+            )
+            if alike:
+                raise KbrError(f"{other} and {key} are the same file, {path}. Name two files.")
+
+
+def _threads() -> int:
+    """Steps are small: one thread, unless OMP_NUM_THREADS says otherwise."""
+    given = os.environ.get("OMP_NUM_THREADS") or "1"
+    first = given.split(",")[0].strip()
+    if not first.isdecimal() or int(first) < 1:
+        raise KbrError(f"OMP_NUM_THREADS must be a whole number above 0; got {given!r}.")
+    return int(first)
+
+
+def _let_go_of_output() -> None:
+    """What is left in the buffer goes nowhere, so that the end raises no second error."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()

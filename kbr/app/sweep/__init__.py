@@ -1,0 +1,1 @@
+"""Sweeps and searches: what happens around their cells."""

@@ -1,0 +1,237 @@
+"""Search for the settings of a trained model with Optuna: `kbr-tune`, or as a module.
+
+    python -m kbr.app.sweep.tune --trials 40 data=dsprites model=iw_nn
+    python -m kbr.app.sweep.tune model=lstm 'model.filter.lr=tag(log,interval(1e-4,1e-2))' \
+        model.filter.hidden=32,64,128
+
+Overrides are those of train.py; the ones that give a range or several values are searched, else
+learning rate, noise, dropout and ridge are. What counts is the error on the validation block, the
+mean over the trials' seeds; test data are not looked at. A run that does worse than the median at
+the same epoch is cut short. The study is a SQLite file: the same command goes on with it.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from kbr.app.cli import CONFIGS, piped, stop, version_line
+from kbr.app.config.check import check_config
+from kbr.app.config.errors import composition_error
+from kbr.app.text.commands import quoted
+from kbr.core.errors import Diverged, KbrError, Preempted
+
+# Searched where the config has the key and the command line names no range of its own.
+SPACE = {
+    "model.filter.lr": "tag(log,interval(3e-4,3e-2))",
+    "model.filter.noise": "interval(0.0,2.0)",
+    "model.filter.dropout": "interval(0.0,0.7)",
+    "encoder.dropout": "interval(0.0,0.7)",
+    "model.filter.lam": "tag(log,interval(1e-5,1e-1))",
+}
+STARTUP = 5  # runs before any is cut short
+
+Value = bool | int | float | str
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="kbr-tune", description="Search for the settings of a trained model."
+    )
+    parser.add_argument("--trials", type=int, default=30, help="runs in all, earlier ones included")
+    parser.add_argument("--study", type=Path, default=Path("outputs/search.db"))
+    parser.add_argument("overrides", nargs="*", help="as for train.py; ranges are searched")
+    parser.add_argument("--version", action="version", version=version_line())
+    options = parser.parse_args(argv)
+    try:
+        piped(lambda: search(options.overrides, trials=options.trials, study=options.study))
+    except KbrError as error:
+        stop(str(error))
+    except Preempted:
+        stop("stopped by a signal; the same command goes on with the study.")
+
+
+def search(overrides: Sequence[str], *, trials: int, study: Path) -> Any:
+    """Run until the study has so many finished trials; prints and returns its best."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise KbrError('the search needs Optuna: pip install "kbr[tune]"') from error
+    if trials < 1:
+        raise KbrError(f"--trials must be at least 1; got {trials}.")
+    fixed, space = split(overrides)
+    config = composed([*fixed, *(f"{key}={value}" for key, value in map(_lowest, space))])
+    if not space:
+        if "lr" not in config.model.get("filter", {}):
+            raise KbrError(
+                f"model={config.model.name} has no training to search over. Use model=iw_nn or "
+                "model=lstm."
+            )
+        space = default_space(config, fixed)
+    _, _, measure = _task(config)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study.parent.mkdir(parents=True, exist_ok=True)
+    made = optuna.create_study(
+        study_name=" ".join(sorted([*fixed, *(one.input_line or "" for one in space)])),
+        storage=f"sqlite:///{study}",
+        load_if_exists=True,
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP),
+    )
+    states = optuna.trial.TrialState
+    ended = (states.COMPLETE, states.PRUNED, states.FAIL)
+
+    def count() -> int:
+        return len(made.get_trials(deepcopy=False, states=ended))
+
+    print(f"search over {', '.join(str(one.get_key_element()) for one in space)}; {count()} done")
+    while count() < trials:
+        # A seed for each run: a search that is interrupted and started again draws new points.
+        made.sampler = optuna.samplers.TPESampler(seed=len(made.trials), multivariate=True)
+        made.optimize(lambda trial: _objective(trial, fixed, space), n_trials=1, catch=(Diverged,))
+        _say(made, count(), trials)
+    if not made.get_trials(deepcopy=False, states=(states.COMPLETE,)):
+        raise KbrError("no run ended with a finite error. Search over smaller model.filter.lr.")
+    best = made.best_trial
+    words = [*fixed, *(f"{key}={_written(value)}" for key, value in best.params.items())]
+    print(f"\n  {measure}    {best.value:.4f} (run {best.number})")
+    print(f"  python train.py {' '.join(map(quoted, words))}")
+    return best
+
+
+def split(overrides: Sequence[str]) -> tuple[list[str], list[Override]]:
+    """What is set, and what is searched: overrides with a range or several values."""
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise composition_error(error, overrides) or error from None
+    space = [one for one in parsed if one.is_sweep_override()]
+    return [one.input_line or "" for one in parsed if not one.is_sweep_override()], space
+
+
+def default_space(config: DictConfig, fixed: Sequence[str]) -> list[Override]:
+    """The ranges of SPACE whose keys the config has and the command line does not set."""
+    given = {text.partition("=")[0].lstrip("+") for text in fixed}
+    keys = [k for k in SPACE if k not in given and OmegaConf.select(config, k) is not None]
+    if "model.filter.dropout" in keys:  # which takes the place of the encoder's own
+        keys.remove("encoder.dropout")
+    return OverridesParser.create().parse_overrides([f"{key}={SPACE[key]}" for key in keys])
+
+
+def suggestion(trial: Any, override: Override) -> Value:
+    """Ask the study for a value of one override."""
+    key = override.get_key_element()
+    if override.is_interval_sweep():
+        interval: Any = override.value()
+        low, high, log = interval.start, interval.end, "log" in interval.tags
+        if isinstance(low, int) and isinstance(high, int):
+            return int(trial.suggest_int(key, low, high, log=log))
+        return float(trial.suggest_float(key, low, high, log=log))
+    return trial.suggest_categorical(key, list(override.sweep_string_iterator()))  # type: ignore[no-any-return]
+
+
+def _lowest(override: Override) -> tuple[str, Value]:
+    """A key that is searched, and the first of its values."""
+    if override.is_interval_sweep():
+        interval: Any = override.value()
+        return override.get_key_element(), interval.start
+    return override.get_key_element(), next(iter(override.sweep_string_iterator()))
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """The checked config of train.py."""
+    try:
+        with initialize_config_dir(CONFIGS, version_base="1.3"):
+            config = compose("train", overrides=list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise composition_error(error, overrides) or error from None
+    check_config(config, config.hydra)
+    return config
+
+
+def _task(config: DictConfig) -> tuple[Any, Any, str]:
+    """The data, the method that is trained on them, and the name of its validation error."""
+    from kbr.app.models.trained import TrainedMethod
+    from kbr.app.recordings.task import OwnData
+    from kbr.app.run.trusted import build
+    from kbr.app.tasks.task import PosteriorMean
+
+    problem, method = build(config, trusted=None)
+    if not isinstance(method, TrainedMethod) or isinstance(problem, PosteriorMean):
+        raise KbrError(
+            f"the search is for trained filters; got model={method.name} on data={problem.name}."
+        )
+    vectors = isinstance(problem, OwnData) and not problem.recording.has_images
+    if vectors and config.encoder.get("_target_") != "kbr.training.encoders.MLP":
+        raise KbrError("x are vectors, which the MLP takes: add encoder=mlp to the search.")
+    return problem, method, problem.val_name.replace("_", "/", 1)
+
+
+def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> float:
+    """Validation error of one setting; the first seed's training can be cut short."""
+    import torch
+
+    from kbr.app.run.train import trial_seeds
+    from kbr.app.run.trainer import trainer_settings
+    from kbr.core.units.units import Units
+    from kbr.training.callbacks.bar import quiet_lightning
+
+    values = [f"{one.get_key_element()}={_written(suggestion(trial, one))}" for one in space]
+    config = composed([*fixed, *values])
+    torch.set_num_threads(config.trainer.threads)
+    quiet_lightning()
+    problem, method, _ = _task(config)
+    settings = {**trainer_settings(config), "logger": False, "enable_progress_bar": False}
+    errors = []
+    for number, seed in enumerate(trial_seeds(config)):
+        data, watch = problem.data(seed), [_pruner(trial)] if number == 0 else []
+        with tempfile.TemporaryDirectory() as folder:
+            method.filter.fit(
+                data.x_train,
+                data.z_train,
+                units=problem.filter_units or Units.none(data.z_train),
+                seed=seed,
+                folder=Path(folder),
+                trainer={**settings, "callbacks": watch},
+            )
+        errors.append(method.filter.val_mse)
+    return float(sum(errors) / len(errors))
+
+
+def _pruner(trial: Any) -> Any:
+    """A callback that reports the validation error and ends the runs that lag behind."""
+    import lightning
+    import optuna
+
+    class Prune(lightning.Callback):
+        def on_validation_end(
+            self, trainer: lightning.Trainer, module: lightning.LightningModule
+        ) -> None:
+            trial.report(float(trainer.callback_metrics["val/mse"]), trainer.current_epoch + 1)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+
+    return Prune()
+
+
+def _say(study: Any, done: int, trials: int) -> None:
+    last = study.trials[-1]
+    result = f"{last.value:.4f}" if last.state.name == "COMPLETE" else last.state.name.lower()
+    shown = " ".join(f"{k.rpartition('.')[2]}={_written(v)}" for k, v in last.params.items())
+    print(f"[{done:>{len(str(trials))}}/{trials}] {result:<8} {shown}", flush=True)
+
+
+def _written(value: Value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a run is asked to do: simulated tasks and their frames."""

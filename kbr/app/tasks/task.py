@@ -1,0 +1,125 @@
+"""What a run is asked to do: which data, how many, and what counts as an error."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from kbr.app.figures.view import Gaze, Stepping, View, first_weights, view_of
+from kbr.app.recordings.task import Filter, OwnData
+from kbr.core.datasets.dsprites_file import DSpritesFile
+from kbr.core.datasets.dynamics import FilteringData
+from kbr.core.datasets.gaussian import GaussianData, GaussianTask
+from kbr.core.datasets.sprites import SpriteRenderer, SpriteSource
+from kbr.core.errors import KbrError
+from kbr.core.filters.classical.state_space import StateSpaceModel
+from kbr.core.filters.result import FilterResult
+
+
+class FilteringTask(Protocol):
+    """Data for filters: sequences from a seed, and the true model where it is known."""
+
+    def generate(self, *, n_train: int, n_test: int, seed: int) -> FilteringData: ...
+
+    def state_space(self) -> StateSpaceModel: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filtering:
+    """Estimate the latent at every step of a test sequence from the observations so far."""
+
+    name: str
+    n_train: int
+    n_test: int
+    task: FilteringTask
+
+    labels: ClassVar[None] = None  # of the latent's columns; None: z_1, z_2, ...
+    filter_units: ClassVar[None] = None  # of x and z; None: numbers as they are
+    val_name: ClassVar[str] = "val_mse"
+    notes: ClassVar[tuple[str, ...]] = ()  # what a run must say about its data
+
+    def data(self, seed: int) -> FilteringData:
+        """One data set."""
+        return self.task.generate(n_train=self.n_train, n_test=self.n_test, seed=seed)
+
+    def trials(self, seeds: Sequence[int]) -> FilteringData:
+        """Independent data sets stacked along a leading dimension; seed k always gives the same."""
+        made = [self.data(seed) for seed in seeds]
+        names = [field.name for field in fields(FilteringData)]
+        return FilteringData(**{n: torch.stack([getattr(m, n) for m in made]) for n in names})
+
+    def test(self, made: Filter, data: FilteringData) -> tuple[FilterResult, Tensor]:
+        """Answers at every test step, and the truth."""
+        result = made.filter(data.x_test)
+        return result, data.z_test.to(result.mean)
+
+    def view(
+        self, data: FilteringData, filt: Stepping | None = None, gaze: Gaze | None = None
+    ) -> View:
+        """What pictures show of one data set, or of the first trial; weights are those of filt."""
+        if data.z_train.ndim == 3:
+            names = [field.name for field in fields(FilteringData)]
+            data = FilteringData(**{name: getattr(data, name)[0] for name in names})
+        weights = None if filt is None else first_weights(filt, data.x_test)
+        return view_of(self.task, data, weights=weights, gaze=gaze)
+
+    def info(self) -> dict[str, object]:
+        return {}
+
+    def state_space(self) -> StateSpaceModel:
+        """The true model."""
+        if not hasattr(self.task, "state_space"):
+            raise KbrError(
+                "models ekf, ukf, particle and iw_true_ratio need the true dynamics and sensor, "
+                f"and {type(self.task).__name__} (data={self.name}) has no state_space(). Add it, "
+                "or use model=iw, iw_paper, original, iw_nn or lstm."
+            )
+        return self.task.state_space()
+
+    def columns(self) -> dict[str, object]:
+        return {"data": self.name, "n_train": self.n_train}
+
+    def extra_metrics(self, mean: Tensor, truth: Tensor) -> dict[str, float]:
+        """What the task measures beside the squared error, if anything."""
+        measure = getattr(self.task, "extra_metrics", None)
+        return measure(mean, truth) if measure else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PosteriorMean:
+    """Estimate the posterior mean at given observations for a prior other than the data's."""
+
+    name: str
+    task: GaussianTask
+
+    labels: ClassVar[None] = None
+
+    def trials(self, seeds: Sequence[int]) -> GaussianData:
+        return self.task.trials(list(seeds))
+
+    def columns(self) -> dict[str, object]:
+        return {"data": self.name, "n_train": self.task.n_train, "dim": self.task.dim}
+
+    def extra_metrics(self, mean: Tensor, truth: Tensor) -> dict[str, float]:
+        return {}
+
+
+Sequential = Filtering | OwnData  # what filters answer
+Problem = Sequential | PosteriorMean
+
+
+def sprite_source(kind: str, path: str | None) -> SpriteSource:
+    """`rendered` sprites need no file; `file` reads the published dSprites archive at `path`."""
+    if kind == "rendered":
+        return SpriteRenderer()
+    if kind != "file":
+        raise KbrError(f"data.source must be 'rendered' or 'file'; got {kind!r}.")
+    if path is None or not Path(path).is_file():
+        raise KbrError(
+            f"data.source=file needs the dSprites archive; data.path={path} is no file. Get it "
+            "with `python -m kbr.core.datasets.dsprites_file`, or set data.source=rendered."
+        )
+    return DSpritesFile(path=Path(path))

@@ -1,0 +1,1 @@
+"""Words, numbers and commands as a person reads them."""

@@ -1,0 +1,1 @@
+"""Filters that are given the model: Kalman and its kin, particles."""

@@ -1,0 +1,196 @@
+"""A fitted filter as plain tensors and values, checked when they come back from a file."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.filters.kernel.landmarks import Landmarks
+from kbr.core.filters.kernel.search import Edge
+from kbr.core.filters.kernel.tuning import CHOICES, Choice
+from kbr.core.uncertainty.calibration import Calibration
+from kbr.core.units.units import Units
+
+KIND = "kbr.kernel_filter"  # of files written by KernelBayesFilter.save
+RUN_KIND = "kbr.kernel"  # of a run's checkpoint: a batch of filters, one for each trial
+
+
+@dataclass(frozen=True, eq=False)
+class Compression:
+    """What compressing cost: pairs and error on the same sequence, before and after."""
+
+    n_train: int
+    n_landmarks: int
+    mse_before: float
+    mse_after: float
+
+    @property
+    def loss(self) -> float:
+        """Relative growth of the squared error: 0.01 is one per cent."""
+        return self.mse_after / self.mse_before - 1 if self.mse_before > 0 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """Everything a filter is rebuilt from, besides its settings."""
+
+    x: Float[Tensor, "*b n dx"]
+    z: Float[Tensor, "*b n dz"]
+    lengths: list[int]
+    shape: tuple[int, ...]
+    choice: Choice
+    landmarks: Landmarks | None = None
+    compression: Compression | None = None
+    calibration: Calibration | None = None
+    smoothing: Calibration | None = None
+    reach: Float[Tensor, "*b"] | None = None  # of novelty.Reach; None: from the observations
+    units: Units | None = None  # None: numbers as they are
+
+    def to(self, device: str | torch.device) -> "Stored":
+        """The same on another device."""
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, Choice | Landmarks):
+                return replace(value, **{k: moved(part) for k, part in vars(value).items()})
+            return value.to(device) if hasattr(value, "to") else value
+
+        return replace(self, **{name: moved(value) for name, value in vars(self).items()})
+
+
+def pack(stored: Stored) -> dict[str, Any]:
+    """Plain containers; a compressed filter is stored in float32, its dynamics in float16."""
+    content: dict[str, Any] = {
+        "x": stored.x.clone(),  # a view would take the whole of its storage into the file
+        "z": stored.z.clone(),
+        "lengths": list(stored.lengths),
+        "shape": list(stored.shape),
+        "choice": {name: getattr(stored.choice, name) for name in CHOICES},
+        "edges": [dict(vars(edge)) for edge in stored.choice.edges],
+    }
+    if stored.landmarks is not None:
+        small = {"x": stored.x, "z": stored.z, **vars(stored.landmarks)}
+        small = {name: value.to(torch.float32) for name, value in small.items()}
+        for name in ("left", "right"):  # numbers of at most about one, in white features
+            small[name] = small[name].to(torch.float16)
+        content |= {"x": small.pop("x"), "z": small.pop("z"), "landmarks": small}
+    if stored.compression is not None:
+        content["compression"] = dict(vars(stored.compression))
+    for name in ("calibration", "smoothing"):
+        found = getattr(stored, name)
+        if found is not None:
+            content[name] = {**vars(found), "counts": list(found.counts)}
+    if stored.reach is not None:
+        content["reach"] = stored.reach
+    if stored.units is not None:
+        content["units"] = stored.units.record()
+    return content
+
+
+def unpack(content: object) -> Stored:
+    """The inverse of `pack`; what does not fit together is refused by name."""
+    try:
+        assert isinstance(content, dict)
+        x, z = _numbers(content["x"]), _numbers(content["z"]).to(torch.float64)
+        lengths, shape = _counts(content["lengths"]), tuple(_counts(content["shape"]))
+        choice = {name: _numbers(content["choice"][name], finite=False) for name in CHOICES}
+        batch = z.shape[:-2]
+        assert z.ndim >= 2
+        assert x.shape == (*z.shape[:-1], math.prod(shape))
+        assert all(value.shape == batch for value in choice.values())
+        assert bool((choice["lam"] > 0).all())
+        landmarks = content.get("landmarks")
+        if landmarks is None:
+            assert sum(lengths) == z.shape[-2]
+        else:
+            parts = (_numbers(landmarks[name]).double() for name in ("mass", "left", "right"))
+            mass, left, right = parts
+            assert not batch
+            assert mass.shape == z.shape[:1]
+            assert bool((mass >= 0).all())
+            assert left.ndim == 2
+            assert left.shape == right.mT.shape
+            assert 0 < left.shape[0] <= len(mass)
+            x, landmarks = x.to(torch.float64), Landmarks(mass / mass.sum(), left, right)
+        compression = content.get("compression")
+        return Stored(
+            x,
+            z,
+            lengths,
+            shape,
+            Choice(**choice, edges=_edges(content["edges"])),
+            landmarks,
+            None if compression is None else Compression(**compression),
+            _calibration(content.get("calibration"), z),
+            _calibration(content.get("smoothing"), z),
+            None if content.get("reach") is None else _numbers(content["reach"]),
+            None if content.get("units") is None else Units.from_record(content["units"]),
+        )
+    except KbrError:
+        raise
+    except (AssertionError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise KbrError(
+            "the file's filter is incomplete or its parts do not fit together "
+            f"({type(error).__name__}: {error}). Save it again with kbr."
+        ) from error
+
+
+def member(content: dict[str, Any], trial: int) -> dict[str, Any]:
+    """The filter of one trial out of a batch of them."""
+    z = content.get("z")
+    if not isinstance(z, Tensor) or z.ndim < 3:
+        return content
+    if not 0 <= trial < len(z):
+        raise KbrError(f"the file holds trials 0 .. {len(z) - 1}; got trial={trial}.")
+    parts: dict[str, Any] = {"x": content["x"][trial], "z": z[trial]}
+    if "choice" in content:
+        parts["choice"] = {key: value[trial] for key, value in content["choice"].items()}
+    for name in ("calibration", "smoothing"):
+        if name in content:
+            each = {k: content[name][k][trial] for k in ("blend", "errors", "scores")}
+            parts[name] = {**content[name], **each}
+    if content.get("reach") is not None:
+        parts["reach"] = content["reach"][trial]
+    if content.get("units") is not None:
+        parts["units"] = Units.from_record(content["units"]).member(trial).record()
+    return {**content, **parts}
+
+
+def _calibration(found: Any, z: Tensor) -> Calibration | None:
+    if found is None:
+        return None
+    tensors = {key: _numbers(found[key]) for key in ("blend", "errors", "scores")}
+    if "horizons" not in found:  # of a file from before gaps were told apart: ordinary steps alone
+        one = {key: value.unsqueeze(z.ndim - 2) for key, value in tensors.items()}
+        return Calibration(z.new_zeros(1), (found["scores"].shape[-1],), **one)
+    made = Calibration(_numbers(found["horizons"]), tuple(_counts(found["counts"])), **tensors)
+    batch, rows = z.shape[:-2], len(made.counts)
+    assert made.horizons.shape == (rows,)
+    assert made.blend.shape == (*batch, rows)
+    assert made.errors.shape[:-2] == (*batch, rows)
+    assert made.errors.shape[-1] == made.errors.shape[-2] > 0
+    assert made.scores.shape[:-1] == (*batch, rows)
+    assert 0 < max(made.counts) <= made.scores.shape[-1]
+    return made
+
+
+def _edges(found: object) -> tuple[Edge, ...]:
+    """None from files of before, which hold sentences."""
+    assert isinstance(found, list)
+    return tuple(Edge(**edge) for edge in found if isinstance(edge, dict))
+
+
+def _numbers(value: object, *, finite: bool = True) -> Tensor:
+    assert isinstance(value, Tensor)
+    assert value.is_floating_point()
+    assert not finite or bool(value.isfinite().all())
+    return value
+
+
+def _counts(value: object) -> list[int]:
+    assert isinstance(value, list)
+    assert all(type(item) is int and item > 0 for item in value)
+    return value

@@ -1,0 +1,211 @@
+"""A kernel Bayes filter whose values are refined by gradient and whose mean is corrected."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.filters.base import BaseFilter
+from kbr.core.filters.belief import KernelBelief, KernelFilterResult, Moments
+from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.filters.kernel.held_out import Correction
+from kbr.core.filters.kernel.search import Progress
+from kbr.core.filters.kernel.step import FilterOperators
+from kbr.core.filters.kernel.storage import member
+from kbr.core.filters.kernel.tuning import Choice
+from kbr.core.filters.refined.readout import RIDGE, Readout, corrected, fit_readout, readout_without
+from kbr.core.filters.refined.refine import refine
+from kbr.core.filters.refined.retune import retune
+from kbr.core.filters.training_data import training_data
+from kbr.core.io import checkpoint
+from kbr.core.uncertainty.calibration import Calibration
+from kbr.core.units.units import Units
+
+KIND = "kbr.refined"  # of checkpoints with such filters
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RefinedBelief(KernelBelief):
+    """The kernel filter's belief with the corrected mean, in inner coordinates."""
+
+    corrected: Float[Tensor, "*e dz"] = field(kw_only=True)
+
+    def inner_moments(self) -> Moments:
+        return self.corrected, super().inner_moments()[1]
+
+
+@dataclass(kw_only=True, eq=False)
+class RefinedFilter(BaseFilter):
+    """A `base` filter, tuned on all blocks, refined by gradient and corrected by a linear readout.
+
+    `steps` of Adam at `rate` (0: the tuned values stand); `ridge` of the readout, in training steps
+    (None: no readout). Either part is dropped for data sets where held-out steps say it harms.
+    """
+
+    base: KernelBayesFilter = field(default_factory=KernelBayesFilter)
+    steps: int = 30
+    rate: float = 0.1
+    ridge: float | None = RIDGE
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise KbrError(f"steps must be at least 0; got {self.steps}. Set steps.")
+        self._parts: tuple[KernelBayesFilter, Readout | None] | None = None
+
+    def fit(
+        self,
+        x: Any,
+        z: Any,
+        *,
+        time: Any = None,
+        circular: Sequence[str] | str = (),
+        angle_unit: str = "degrees",
+        units: Units | None = None,
+        progress: Progress | None = None,
+    ) -> "RefinedFilter":
+        """Tune, refine and correct, from the training data alone; as `KernelBayesFilter.fit`."""
+        about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
+        base = replace(self.base)
+        data = training_data(x, z, standardize=base._standardized(), **about)
+        made = retune(base._fit(data, progress))
+        if self.steps:
+            made = refine(made, steps=self.steps, rate=self.rate)
+        self._parts = made, None if self.ridge is None else fit_readout(made, ridge=self.ridge)
+        self._calibrate()
+        return self
+
+    @property
+    def kernel_filter(self) -> KernelBayesFilter:
+        """The refined filter without the readout: an ordinary one, to save, compress or export."""
+        return self._get()[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one observation."""
+        return self.kernel_filter.shape
+
+    @property
+    def choice(self) -> Choice:
+        return self.kernel_filter.choice
+
+    @property
+    def operators(self) -> FilterOperators:
+        return self.kernel_filter.operators
+
+    @property
+    def units(self) -> Units:
+        return self.kernel_filter.units
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What held-out steps say about the corrected means and their covariances."""
+        return self.kernel_filter.calibration
+
+    @property
+    def smoothing_calibration(self) -> Calibration | None:
+        return self.kernel_filter.smoothing_calibration
+
+    def _calibrate(self) -> None:
+        made, readout = self._get()
+        ridge = self.ridge
+        if readout is None or ridge is None:
+            made._calibrate()
+            return
+
+        def without(block: range) -> Correction:
+            return partial(corrected, readout_without(made, block, readout, ridge=ridge))
+
+        made._calibrate(correct=without)
+
+    def _filtered(self, x: Tensor) -> KernelFilterResult:
+        made, readout = self._get()
+        result = made._filtered(x)
+        if readout is None:
+            return result
+        return replace(result, mean=corrected(readout, made.operators, result, x))
+
+    def _smoothed(self, x: Tensor) -> KernelFilterResult:
+        return self.kernel_filter._smoothed(x)
+
+    def _start(self, prior: Any) -> RefinedBelief:
+        belief = self.kernel_filter._start(prior)
+        return _refined(belief, belief.inner_moments()[0])
+
+    def _stepped(self, belief: RefinedBelief, x: Tensor) -> RefinedBelief:
+        made, readout = self._get()
+        after = made._stepped(belief, x)
+        mean = made.operators.readout.mean(after.moments)
+        if readout is None:
+            return _refined(after, mean)
+        before = made.operators.readout.mean(made._ahead(belief, 1).moments)
+        flat = x.reshape(*mean.shape[:-1], -1)
+        return _refined(after, readout(mean, before, flat, after.evidence))
+
+    def _ahead(self, belief: RefinedBelief, steps: int) -> RefinedBelief:
+        ahead = self.kernel_filter._ahead(belief, steps)
+        return _refined(ahead, self.kernel_filter.operators.readout.mean(ahead.moments))
+
+    def to(self, device: str | torch.device) -> "RefinedFilter":
+        """The same filter on another device."""
+        made, readout = self._get()
+        moved = replace(self)
+        if readout is not None:
+            readout = replace(readout, coefficients=readout.coefficients.to(device))
+        moved._parts = made.to(device), readout
+        return moved
+
+    def save(self, path: str | Path) -> None:
+        """A file that `load` reads anywhere: tensors and plain values, nothing that runs."""
+        checkpoint.save(Path(path), {"kind": KIND, "refined": self.state()})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "RefinedFilter":
+        return cls.from_state(checkpoint.load(path, kind=KIND)["refined"])
+
+    def state(self) -> dict[str, Any]:
+        """Plain tensors and values from which `from_state` makes the same filter again."""
+        made, readout = self._get()
+        return {"filter": made.state(), "readout": None if readout is None else dict(vars(readout))}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "RefinedFilter":
+        try:
+            made, readout = KernelBayesFilter.from_state(state["filter"]), state["readout"]
+            refined = cls(base=made)
+            refined._parts = made, None if readout is None else Readout(**readout)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise KbrError(
+                f"the file holds no refined filter ({error!r}). Fit it again."
+            ) from error
+        return refined
+
+    def _get(self) -> tuple[KernelBayesFilter, Readout | None]:
+        if self._parts is None:
+            raise KbrError("this filter is not fitted yet: call fit(x_train, z_train) first.")
+        return self._parts
+
+
+def _refined(belief: KernelBelief, mean: Tensor) -> RefinedBelief:
+    given = {f.name: getattr(belief, f.name) for f in fields(KernelBelief)}
+    return RefinedBelief(**given, corrected=mean)
+
+
+def trial_state(state: dict[str, Any], trial: int) -> dict[str, Any]:
+    """The state of one trial out of a batch that was fitted together."""
+    if state["filter"]["z"].ndim < 3:
+        return state
+    made = copy.deepcopy(member(state["filter"], trial))
+    for name in ("kernel_x", "kernel_z"):  # each trial has bandwidths of its own
+        kernel = made["settings"]["rule"]["settings"][name]["settings"]
+        kernel["bandwidth"] = kernel["bandwidth"][trial]
+    readout = state["readout"]
+    if readout is not None:
+        readout = {**readout, "coefficients": readout["coefficients"][trial]}
+    return {"filter": made, "readout": readout}

@@ -1,0 +1,258 @@
+"""Hyper-parameters of a kernel Bayes filter by gradient descent through the unrolled filter.
+
+Tuning looks at a grid, with one bandwidth scale for all coordinates. From what it chose, Adam moves
+every coordinate's bandwidth and the three ridges, on blocks of the training sequence that operators
+of the other blocks filter. The validation block says when to stop; test data are never seen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.features import Features, PivotedCholesky, take_rows
+from kbr.core.filters.kernel.cross_fitting import FOLDS, pieces_inside, rows_outside
+from kbr.core.filters.kernel.engine import LowRank
+from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.filters.kernel.large import is_large
+from kbr.core.filters.kernel.run import run_filter
+from kbr.core.filters.kernel.step import build_operators
+from kbr.core.filters.kernel.storage import Stored
+from kbr.core.filters.kernel.tuning import split_lengths, validation_start
+from kbr.core.filters.result import mean_squared_error
+from kbr.core.kernels import FEW_COORDINATES, Kernel, Linear
+from kbr.core.linalg import pivoted_cholesky, ridge_cholesky
+from kbr.core.per_coordinate import PerCoordinate
+
+RANK = 48  # landmarks of x and of z while descending; the result is fitted without them
+JITTER = 1e-6  # on the landmarks' Gram matrix
+UNROLLED = 150  # longest block, in steps
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """Logarithms of what is learned, for each data set; a bandwidth for each coordinate."""
+
+    width_x: Float[Tensor, "*b dx"]
+    width_z: Float[Tensor, "*b dz"]
+    lam: Float[Tensor, "*b"]
+    eta: Float[Tensor, "*b"]
+    lam_transition: Float[Tensor, "*b"]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Training data with fixed landmarks; the filter's error as a differentiable function."""
+
+    filt: KernelBayesFilter
+    stored: Stored
+    kernels: tuple[Kernel, Kernel]
+    start: Values
+    landmarks: tuple[Tensor, Tensor]
+
+    def values(self, moved: Sequence[Tensor]) -> Values:
+        """The start times exp(moved): a factor for each coordinate and ridge."""
+        begin = vars(self.start).values()
+        return Values(*(value + step for value, step in zip(begin, moved, strict=True)))
+
+    def error(self, at: Values, block: range) -> Float[Tensor, "*b"]:
+        """Squared error of filtering the block with operators of the rows outside it.
+
+        Math: psi(x) = L^-1 k(P, x),  L L' = K_PP + jitter I, with the landmarks P fixed.
+        """
+        stored, rest = self.stored, rows_outside(self.stored, block)
+        z = rest.z
+        psi = self._features(0, at.width_x, rest.x.double())
+        operators = build_operators(
+            self.filt.rule,
+            LowRank(psi),
+            self._features(1, at.width_z, z),
+            z,
+            rest.lengths,
+            eta=at.eta.exp(),
+            lam_transition=at.lam_transition.exp(),
+            normalize=getattr(self.filt.rule, "normalize", False),
+        )
+        total = z.new_zeros(z.shape[:-2])
+        for first, last in pieces_inside(stored.lengths, block):
+            query = psi(stored.x[..., first:last, :].double()).unsqueeze(-3)
+            seen = torch.ones(query.shape[:-1], dtype=torch.bool, device=query.device)
+            mean = run_filter(operators, query, seen, at.lam.exp().unsqueeze(-1)).mean.squeeze(-3)
+            truth = stored.z[..., first:last, :]
+            total = total + (last - first) * mean_squared_error(mean, truth)
+        return total / len(block)
+
+    def _features(self, which: int, width: Tensor, points: Tensor) -> Features:
+        kernel = PerCoordinate(kernel=self.kernels[which], bandwidth=width.exp())
+        landmarks = self.landmarks[which]
+        factor = ridge_cholesky(kernel(landmarks, landmarks), ridge=JITTER, name="jitter")
+
+        def features(query: Tensor) -> Tensor:
+            cross = kernel(query, landmarks)
+            made: Tensor = torch.linalg.solve_triangular(factor.mT, cross, upper=True, left=False)
+            return made
+
+        return Features(features(points), features, kernel)
+
+
+def refine(
+    filt: KernelBayesFilter, *, steps: int = 30, rate: float = 0.1, patience: int = 3
+) -> KernelBayesFilter:
+    """The fitted filter with bandwidths and ridges moved downhill, fitted to the same data.
+
+    `steps` of Adam at this `rate` on logarithms, one block at each; after every round of blocks the
+    validation block is filtered, and `patience` rounds without improvement end it. Data sets whose
+    validation error did not fall keep the values they had.
+    """
+    problem = make_problem(filt)
+    start, stored = problem.start, problem.stored
+    cut = validation_start(stored.z.shape[-2])
+    blocks, held_out = training_blocks(cut), range(cut, stored.z.shape[-2])
+    early = replace_rows(problem, cut)
+    widths = (_shared(start.width_x), _shared(start.width_z))
+    ridges = (start.lam, start.eta, start.lam_transition)
+    moved = [torch.zeros_like(value) for value in (*widths, *ridges)]
+    for step in moved:
+        step.requires_grad_()
+    best, kept = _error(problem, moved, held_out), [step.detach().clone() for step in moved]
+    optimizer, waited = torch.optim.Adam(moved, lr=rate), 0
+    for count in range(steps):
+        optimizer.zero_grad()
+        loss = early.error(problem.values(moved), blocks[count % len(blocks)]).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for step in moved:
+            assert step.grad is not None
+            step.grad.nan_to_num_(0.0, 0.0, 0.0)
+        optimizer.step()
+        if (count + 1) % len(blocks) and count + 1 < steps:
+            continue
+        now = _error(problem, moved, held_out)
+        better = now < best
+        best = torch.where(better, now, best)
+        kept = [_where(better, step.detach(), old) for step, old in zip(moved, kept, strict=True)]
+        waited = 0 if bool(better.any()) else waited + 1
+        if waited >= patience:
+            break
+    return _better(problem, kept)
+
+
+def make_problem(filt: KernelBayesFilter, *, rank: int = RANK) -> Problem:
+    """What `refine` starts from: the values of a fitted filter, and landmarks chosen with them."""
+    stored, rule = filt._get().stored, filt.rule
+    n = stored.z.shape[-2]
+    if is_large(n) or stored.landmarks is not None:
+        raise KbrError(
+            f"refining unrolls the filter over all of its training pairs, here {n:,}; it takes "
+            "filters of few, not compressed. Refine a filter of a part of them."
+        )
+    choice = stored.choice
+    recipe = filt._recipe
+    pairs = ((rule.kernel_x, stored.x), (rule.kernel_z, stored.z))
+    fitted = recipe.fitted_kernels(stored.x.double(), stored.z, (choice.scale_x, choice.scale_z))
+    if not all(_stationary(kernel) for kernel, _ in pairs):
+        names = ", ".join(type(kernel).__name__ for kernel, _ in pairs)
+        raise KbrError(
+            f"refining moves bandwidths, so both kernels must have some (Gaussian, ...); got "
+            f"{names}. Set kernel_x and kernel_z."
+        )
+    widths, landmarks, profiles = [], [], []
+    for kernel, (_, points) in zip(fitted, pairs, strict=True):
+        wide = points.double()
+        shape = (*wide.shape[:-2], wide.shape[-1])
+        widths.append(kernel.widths(wide).squeeze(-2).expand(shape).log())
+        gram = kernel(wide, wide)
+
+        def column(index: Tensor, gram: Tensor = gram) -> Tensor:
+            return take_rows(gram, index.unsqueeze(-1)).squeeze(-2)
+
+        diagonal = gram.diagonal(dim1=-2, dim2=-1)
+        _, pivots = pivoted_cholesky(diagonal, column, tolerance=0.0, max_rank=rank)
+        landmarks.append(take_rows(wide, pivots))
+        inner = kernel.kernel if isinstance(kernel, PerCoordinate) else kernel
+        profiles.append(replace(inner, bandwidth=None, scale=1.0))
+    ridges = (choice.lam.log(), choice.eta.log(), choice.lam_transition.log())
+    start = Values(widths[0], widths[1], *ridges)
+    return Problem(filt, stored, (profiles[0], profiles[1]), start, (landmarks[0], landmarks[1]))
+
+
+def training_blocks(cut: int) -> list[range]:
+    """Rows 0 .. cut - 1 in blocks of at most UNROLLED."""
+    count = max(FOLDS, -(-cut // UNROLLED))
+    cuts = [round(k * cut / count) for k in range(count + 1)]
+    return [range(a, b) for a, b in pairwise(cuts)]
+
+
+def replace_rows(problem: Problem, cut: int) -> Problem:
+    """The same problem with the rows before `cut` alone."""
+    stored = problem.stored
+    lengths, _ = split_lengths(stored.lengths, cut)
+    few = replace(stored, x=stored.x[..., :cut, :], z=stored.z[..., :cut, :], lengths=lengths)
+    return replace(problem, stored=few)
+
+
+def with_values(problem: Problem, moved: Sequence[Tensor]) -> KernelBayesFilter:
+    """An ordinary filter with these values, fitted to all training data."""
+    at, choice = problem.values(moved), problem.stored.choice
+    kernels = [
+        PerCoordinate(kernel=kernel, bandwidth=width.exp())
+        for kernel, width in zip(problem.kernels, (at.width_x, at.width_z), strict=True)
+    ]
+    rule = replace(problem.filt.rule, kernel_x=kernels[0], kernel_z=kernels[1])
+    made = replace(problem.filt, rule=rule)
+    chosen = replace(
+        choice,
+        scale_x=choice.scale_x * moved[0].mean(-1).exp(),
+        scale_z=choice.scale_z * moved[1].mean(-1).exp(),
+        lam=at.lam.exp(),
+        eta=at.eta.exp(),
+        lam_transition=at.lam_transition.exp(),
+    )
+    made._fitted = made._finish(replace(problem.stored, choice=chosen))
+    return made
+
+
+def held_out_error(filt: KernelBayesFilter) -> Float[Tensor, "*b"]:
+    """Error on the validation block of a filter with these values fitted to the rows before it."""
+    stored = filt._get().stored
+    cut = validation_start(stored.z.shape[-2])
+    lengths, pieces = split_lengths(stored.lengths, cut)
+    early, flat = replace(filt), (stored.x.shape[-1],)
+    few = (stored.x[..., :cut, :], stored.z[..., :cut, :], lengths, flat, stored.choice)
+    early._fitted = early._finish(Stored(*few))
+    means = [early._filtered(stored.x[..., a:b, :].double()).mean for a, b in pieces]
+    return mean_squared_error(torch.cat(means, -2), stored.z[..., cut:, :])
+
+
+def _better(problem: Problem, kept: list[Tensor]) -> KernelBayesFilter:
+    """The filter of the moved values where its own validation error fell, else of the start's."""
+    still = [torch.zeros_like(step) for step in kept]
+    before, after = (held_out_error(with_values(problem, steps)) for steps in (still, kept))
+    better = after < before
+    made = with_values(problem, [_where(better, step, 0 * step) for step in kept])
+    fitted = made._get()
+    choice = replace(fitted.stored.choice, val_mse=torch.where(better, after, before))
+    made._fitted = replace(fitted, stored=replace(fitted.stored, choice=choice))
+    return made
+
+
+def _error(problem: Problem, moved: Sequence[Tensor], block: range) -> Float[Tensor, "*b"]:
+    with torch.no_grad():
+        return problem.error(problem.values(moved), block)
+
+
+def _shared(width: Tensor) -> Tensor:
+    """A step for each coordinate, one for all where there are many (images)."""
+    return width[..., :1] if width.shape[-1] > FEW_COORDINATES else width
+
+
+def _where(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(mask.reshape((*mask.shape, *(1,) * (new.ndim - mask.ndim))), new, old)
+
+
+def _stationary(kernel: object) -> bool:
+    inner = kernel.kernel if isinstance(kernel, PivotedCholesky) else kernel
+    return isinstance(inner, Kernel) and not isinstance(inner, Linear)

@@ -1,0 +1,1 @@
+"""Files: checkpoints, arrays, rows that stay in them, and memory."""

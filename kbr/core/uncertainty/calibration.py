@@ -1,0 +1,184 @@
+"""Calibration: covariances and credible regions that hold the share of truths they promise.
+
+How far a filter is off depends on how long ago it last had evidence, and on whether it has just
+woken from a long gap. Held-out steps are sorted by that, their horizon: h > 0 is the h-th step
+without evidence, 0 an ordinary step, and -3, -2, -1 are the first three with evidence after a long
+gap or at the start. Errors, blend and radius are those of each horizon by itself.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.uncertainty.regions import Ellipsoid, chi2_quantile, squared_mahalanobis, widened
+
+BLENDS = (0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
+LEVEL = 0.9
+LONGEST = 30  # steps without evidence that are told apart
+LONG = 4  # steps without evidence after which a filter has to wake up
+WAKING = 3  # steps with evidence that this takes
+NEVER = 10**9  # the horizon where there was no evidence yet
+
+HeldOut = tuple[Tensor, Tensor, Tensor]  # mean [*b t dz], cov [*b t dz dz] and truth [*b t dz]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What held-out errors say about a filter's covariances, for each horizon.
+
+    Math: B_t = (1 - a) C_t + a V,  V the held-out errors' mean outer product; C_t alone may be flat
+          (weights of either sign) and then no factor mends it. The region of level p is
+          {z : |z - m|^2 in B_t^-1 <= s_p}, s_p the ceil((k + 1) p)-th smallest of k held-out
+          distances; the calibrated covariance is B_t s_.9 / chi2_.9.
+    Ref:  Vovk, Gammerman and Shafer 2005 (conformal prediction); a by profile likelihood.
+    """
+
+    horizons: Float[Tensor, "h"]
+    counts: tuple[int, ...]  # held-out steps of each horizon; rows of scores repeat their last one
+    blend: Float[Tensor, "*b h"]
+    errors: Float[Tensor, "*b h dz dz"]
+    scores: Float[Tensor, "*b h k"]
+
+    @property
+    def factor(self) -> Float[Tensor, "*b h"]:
+        """What the blended covariance is multiplied by."""
+        return self.radius2(LEVEL) / chi2_quantile(LEVEL, self.errors.shape[-1])
+
+    def radius2(self, level: float) -> Float[Tensor, "*b h"]:
+        """The squared radius of the region; the largest held-out one where k is too small."""
+        if not 0 < level < 1:
+            raise KbrError(f"level must lie strictly between 0 and 1; got {level}. Try level=0.9.")
+        places = [min(math.ceil((k + 1) * level), k) - 1 for k in self.counts]
+        found = [self.scores[..., row, place] for row, place in enumerate(places)]
+        return torch.stack(found, -1)
+
+    def blended(self, cov: Float[Tensor, "*s dz dz"], since: Tensor) -> Float[Tensor, "*s dz dz"]:
+        row = self.rows(since)
+        a, errors = self._pick(self.blend, row)[..., None, None], self._pick(self.errors, row)
+        return (1 - a) * cov + a * errors
+
+    def cov(self, cov: Float[Tensor, "*s dz dz"], since: Tensor) -> Float[Tensor, "*s dz dz"]:
+        """The calibrated covariance: its Gaussian 90 % region holds 90 % of held-out truths."""
+        factor = self._pick(self.factor, self.rows(since))[..., None, None]
+        return factor * self.blended(cov, since)
+
+    def region(
+        self,
+        mean: Float[Tensor, "*s dz"],
+        cov: Float[Tensor, "*s dz dz"],
+        since: Tensor,
+        *,
+        level: float = LEVEL,
+    ) -> Ellipsoid:
+        """Credible sets of any level, from uncalibrated moments."""
+        radius2 = self._pick(self.radius2(level), self.rows(since))
+        return Ellipsoid(mean, self.blended(cov, since), radius2)
+
+    def rows(self, since: Tensor) -> Tensor:
+        """The rows of the horizons nearest to these times."""
+        middles = (self.horizons[1:] + self.horizons[:-1]) / 2
+        return torch.bucketize(since.to(middles), middles)
+
+    def to(self, device: str | torch.device) -> "Calibration":
+        names = ("horizons", "blend", "errors", "scores")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+    def member(self, index: int) -> "Calibration":
+        """That of one of the data sets fitted together."""
+        if self.blend.ndim == 1:
+            return self
+        names = ("blend", "errors", "scores")
+        return replace(self, **{name: getattr(self, name)[index] for name in names})
+
+    def _pick(self, value: Float[Tensor, "..."], row: Tensor) -> Tensor:
+        """Entries [*b h ...] at rows [*b *s], for each data set its own."""
+        batch = self.blend.ndim - 1
+        if batch == 0:
+            return value[row]
+        flat, trailing = row.reshape(*row.shape[:batch], -1), value.shape[batch + 1 :]
+        index = flat.reshape(*flat.shape, *(1,) * len(trailing)).expand(*flat.shape, *trailing)
+        return value.gather(batch, index).reshape(*row.shape, *trailing)
+
+
+def calibrate(parts: Sequence[HeldOut], horizons: Sequence[float] = (0.0,)) -> Calibration:
+    """Fit the calibration to beliefs at held-out steps and the truth there: a part a horizon.
+
+    Horizons without a single held-out step are left out.
+    """
+    kept = [(h, part) for h, part in zip(horizons, parts, strict=True) if part[0].shape[-2]]
+    blends, errors, distances = zip(*(_row(*part) for _, part in kept), strict=True)
+    longest = max(found.shape[-1] for found in distances)
+    rows = [_padded(found.sort(-1).values, longest) for found in distances]
+    like = errors[0]
+    return Calibration(
+        like.new_tensor([float(h) for h, _ in kept]),
+        tuple(found.shape[-1] for found in distances),
+        torch.stack(blends, -1),
+        torch.stack(errors, -3),
+        torch.stack(rows, -2),
+    )
+
+
+def _row(
+    mean: Float[Tensor, "*b t dz"], cov: Float[Tensor, "*b t dz dz"], z: Float[Tensor, "*b t dz"]
+) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b dz dz"], Float[Tensor, "*b t"]]:
+    """Blend, mean square error and distances of one horizon."""
+    error = z - mean
+    errors = widened(error.mT @ error / error.shape[-2])
+    a = z.new_tensor(BLENDS).reshape(-1, *(1,) * cov.ndim)
+    mixed = (1 - a) * cov + a * errors.unsqueeze(-3)
+    distance = squared_mahalanobis(mean.expand(mixed.shape[:-1]), mixed, z.expand(mixed.shape[:-1]))
+    spread = distance.mean(-1).clamp_min(torch.finfo(z.dtype).tiny).log()
+    volume = torch.linalg.slogdet(widened(mixed)).logabsdet.mean(-1)
+    likelihood = -(volume + z.shape[-1] * spread)
+    best = likelihood.nan_to_num(nan=-torch.inf).argmax(0)
+    index = best[None, ..., None].expand(1, *distance.shape[1:])
+    return z.new_tensor(BLENDS)[best], errors, distance.gather(0, index).squeeze(0)
+
+
+def _padded(scores: Float[Tensor, "*b k"], length: int) -> Float[Tensor, "*b length"]:
+    more = length - scores.shape[-1]
+    return torch.cat([scores, scores[..., -1:].expand(*scores.shape[:-1], more)], -1)
+
+
+def next_horizon(horizon: Tensor, evidence: Tensor) -> Tensor:
+    """The horizon after one more step, with or without evidence."""
+    if horizon.ndim == 0 and not torch.compiler.is_compiling():  # one stream: no kernels to launch
+        now = int(horizon)
+        one = (-WAKING if now > LONG else min(now + 1, 0)) if bool(evidence) else max(now, 0) + 1
+        return horizon if one == now else horizon.new_tensor(one)
+    awake = torch.where(horizon > LONG, -WAKING, (horizon + 1).clamp_max(0))
+    return torch.where(evidence, awake, horizon.clamp_min(0) + 1)
+
+
+def horizons_of(evidence: Tensor) -> Tensor:
+    """The horizon of every step [*s t], from the start of the sequences."""
+    now = torch.full(evidence.shape[:-1], NEVER, device=evidence.device)
+    found = []
+    for there in evidence.unbind(-1):
+        now = next_horizon(now, there)
+        found.append(now)
+    return torch.stack(found, -1)
+
+
+def bridges_of(evidence: Tensor) -> Tensor:
+    """How far every smoothed step is from evidence on both sides [*s t].
+
+    Math: a b / (a + b), a steps after the last and b before the next evidence: the variance of a
+          Brownian bridge between them. With evidence on one side alone, the steps to that.
+    """
+    a = _steps_since(evidence).to(torch.float64)
+    b = _steps_since(evidence.flip(-1)).flip(-1).to(torch.float64)
+    return torch.where(a + b > 0, a * b / (a + b).clamp_min(1.0), torch.zeros_like(a))
+
+
+def _steps_since(evidence: Tensor) -> Tensor:
+    """Steps since the last evidence; NEVER before the first."""
+    time = torch.arange(evidence.shape[-1], device=evidence.device)
+    last = torch.where(evidence, time, -1).cummax(-1).values
+    return torch.where(last >= 0, time - last, NEVER)

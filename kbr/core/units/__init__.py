@@ -1,0 +1,1 @@
+"""What the numbers of a recording mean: units, angles, names, time."""

@@ -1,0 +1,250 @@
+"""From recorded units to what filters work on, and back: standardising, and angles.
+
+Every column has mean 0 and variance 1 on the training rows. An angle becomes (cos, sin), which has
+no jump at a full turn; the two share one scale, so that the circle stays round.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.io.file_rows import FileRows
+
+UNIFORM = math.pi**2 / 3  # variance of an angle nothing is known about
+TURNS = {"degrees": 360.0, "radians": 2 * math.pi}
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """Fitted on training rows. `circular` marks angle columns; `turn` is a full turn in their unit.
+
+    mean, scale   of the inner columns (angles take two), or of the channels of images; data sets
+                  fitted together, of which there are `batch` leading dimensions, have their own;
+    low           where each angle's range begins.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    circular: tuple[bool, ...] = ()
+    turn: float = 360.0
+    low: tuple[float, ...] = ()
+    batch: int = 0
+
+    @cached_property
+    def own(self) -> torch.Size:
+        """Shape of what one data set is scaled by: (), (columns,) or (channels, 1, 1)."""
+        return self.mean.shape[self.batch :]
+
+    @classmethod
+    def none(cls, like: Tensor) -> "Scaling":
+        """Numbers stay as they are."""
+        return cls(like.new_zeros((), dtype=torch.float64), like.new_ones((), dtype=torch.float64))
+
+    @classmethod
+    def fit(
+        cls,
+        values: Tensor,
+        circular: Sequence[bool] = (),
+        turn: float = 360.0,
+        *,
+        batch: int = 0,
+        standardize: bool = True,
+    ) -> "Scaling":
+        """From training rows [*b n d], or frames [*b n c h w], which are scaled by channel.
+
+        Frames of other shapes have one scale for all of their numbers.
+        """
+        marks = tuple(circular) if any(circular) else ()
+        inner = _unroll(values.double(), marks, turn)
+        own = [batch + 1] if inner.ndim in (batch + 2, batch + 4) else []
+        axes = [k for k in range(batch, inner.ndim) if k not in own]
+        mean, scale = (moment.squeeze(batch) for moment in _moments(inner, axes))
+        for at in _angle_places(marks):
+            pair = scale[..., at : at + 2].square().mean(-1, keepdim=True).sqrt()
+            scale[..., at : at + 2] = pair
+        # Angles come back in the range they were recorded in: from 0, or from minus half a turn.
+        low = tuple(
+            0.0 if mark and bool((values[..., k] >= 0).all()) else -turn / 2
+            for k, mark in enumerate(marks)
+        )
+        if not standardize:
+            mean, scale = torch.zeros_like(mean), torch.ones_like(scale)
+        return cls(mean, scale, marks, turn, low, batch)
+
+    @classmethod
+    def of_images(cls, rows: FileRows) -> "Scaling":
+        """From training frames that stay in their file: by channel, block by block."""
+        first = next(rows.parts()).raw().astype(np.float64).mean((0, 2, 3))
+        sums = np.zeros((2, len(first)))
+        for part in rows.parts():
+            centred = part.raw().astype(np.float64) - first[:, None, None]
+            sums += np.stack([centred.sum((0, 2, 3)), np.square(centred).sum((0, 2, 3))])
+        mean, second = sums / (len(rows) * np.prod(rows.shape[2:]))
+        scale = np.sqrt(np.maximum(second - mean**2, 0))
+        centre, width = (
+            torch.from_numpy(part)[:, None, None]
+            for part in (first + mean, np.where(scale > 0, scale, 1.0))
+        )
+        return cls(centre, width)
+
+    def apply(self, values: Tensor, name: str = "z") -> Tensor:
+        """Recorded values [*b ... d] in inner coordinates, in float64; NaN stays NaN."""
+        own = self.own
+        if len(own) in (1, 3):  # a column or channel too few would be repeated without a word
+            count = own[0] - sum(self.circular)
+            if values.ndim < len(own) or values.shape[-len(own)] != count:
+                kind = "channel(s)" if len(own) > 1 else "column(s)"
+                raise KbrError(
+                    f"observations and latents need the shape they had in training: {name} has "
+                    f"{count} {kind}; got shape {list(values.shape)}."
+                )
+        inner = _unroll(values.double(), self.circular, self.turn)
+        return (inner - self._wide(self.mean, inner)) / self._wide(self.scale, inner)
+
+    def linear(self, points: Float[Tensor, "*b n k"]) -> Float[Tensor, "*b n k"]:
+        """Inner points in recorded units; angles stay (cos, sin), of which averages make sense."""
+        return points * self._wide(self.scale, points) + self._wide(self.mean, points)
+
+    def undo(
+        self, mean: Float[Tensor, "*s k"], cov: Float[Tensor, "*s k k"]
+    ) -> tuple[Float[Tensor, "*s d"], Float[Tensor, "*s d d"]]:
+        """Moments of beliefs in recorded units.
+
+        Math: an angle's belief has mean m = (c, s), R = |m|, tangent t = (-s, c) / R; its answer is
+              atan2(s, c), its variance asinh(v), v = t'Ct / R^2. For a wrapped normal of variance
+              a, R = exp(-a/2) and t'Ct = (1 - exp(-2a)) / 2, so v = sinh(a): the answer is exact.
+        Ref:  Mardia and Jupp 2000, section 3.5 (moments of the wrapped normal).
+        """
+        scale = self._wide(self.scale, mean)
+        mean = mean * scale + self._wide(self.mean, mean)
+        cov = (
+            cov * scale.unsqueeze(-1) * scale.unsqueeze(-2) if scale.ndim else cov * scale.square()
+        )
+        if not self.circular:
+            return mean, cov
+        columns, rows = [], []
+        at = 0
+        for k, mark in enumerate(self.circular):
+            row = torch.zeros_like(mean)
+            if mark:
+                c, s = mean[..., at], mean[..., at + 1]
+                unit = self.turn / (2 * math.pi)
+                angle, radius = torch.atan2(s, c), torch.hypot(c, s).clamp_min(1e-6)
+                columns.append((angle * unit - self.low[k]) % self.turn + self.low[k])
+                row[..., at], row[..., at + 1] = -angle.sin() / radius, angle.cos() / radius
+                v = torch.einsum("...i,...ij,...j->...", row, cov, row).clamp_min(0)
+                shrink = (torch.asinh(v).clamp_max(UNIFORM) / v.clamp_min(1e-300)).sqrt()
+                shrink = torch.where(v > 1e-12, shrink, torch.ones_like(v))
+                row = row * (unit * shrink).unsqueeze(-1)
+                at += 2
+            else:
+                columns.append(mean[..., at])
+                row[..., at] = 1.0
+                at += 1
+            rows.append(row)
+        jacobian = torch.stack(rows, -2)
+        return torch.stack(columns, -1), jacobian @ cov @ jacobian.mT
+
+    def centred(self) -> "Scaling":
+        """The same without the offset of columns that are no angles: for differences."""
+        if self.mean.ndim == 0 or not self.circular:
+            return replace(self, mean=torch.zeros_like(self.mean))
+        kept = torch.zeros_like(self.mean)
+        for at in _angle_places(self.circular):
+            kept[..., at : at + 2] = self.mean[..., at : at + 2]
+        return replace(self, mean=kept)
+
+    def nearest(self, truth: Tensor, mean: Tensor) -> Tensor:
+        """Truth with every angle given as its representative nearest to the answer.
+
+        Then truth - mean is the wrapped error, for every table, test and plot that takes it.
+        """
+        if not self.circular:
+            return truth
+        whole = self.turn * torch.round((mean - truth) / self.turn)
+        return torch.where(torch.tensor(self.circular, device=truth.device), truth + whole, truth)
+
+    def to(self, device: str | torch.device) -> "Scaling":
+        return replace(self, mean=self.mean.to(device), scale=self.scale.to(device))
+
+    def member(self, index: int) -> "Scaling":
+        """That of one of the data sets fitted together."""
+        if self.batch == 0:
+            return self
+        mean, scale = self.mean[index], self.scale[index]
+        return replace(self, mean=mean, scale=scale, batch=self.batch - 1)
+
+    def record(self) -> dict[str, Any]:
+        """Plain values and tensors, for a file."""
+        return {
+            "mean": self.mean.cpu(),
+            "scale": self.scale.cpu(),
+            "circular": list(self.circular),
+            "turn": self.turn,
+            "low": list(self.low),
+            "batch": self.batch,
+        }
+
+    @classmethod
+    def from_record(cls, found: dict[str, Any]) -> "Scaling":
+        """The inverse of `record`; what does not fit together is refused."""
+        mean, scale = (
+            torch.as_tensor(found[k], dtype=torch.float64, device="cpu") for k in ("mean", "scale")
+        )
+        circular = tuple(bool(mark) for mark in found["circular"])
+        good = bool(mean.isfinite().all()) and bool((scale > 0).all() and scale.isfinite().all())
+        columns = mean.shape[-1] if mean.ndim else 0
+        if not good or mean.shape != scale.shape:
+            raise KbrError("the file's scaling is damaged. Train again.")
+        if any(circular) and columns != len(circular) + sum(circular):
+            raise KbrError("the file's scaling does not fit its angles. Train again.")
+        low, turn = tuple(float(v) for v in found["low"]), float(found["turn"])
+        return cls(mean, scale, circular if any(circular) else (), turn, low, int(found["batch"]))
+
+    def _wide(self, value: Tensor, like: Tensor) -> Tensor:
+        """A value for each data set, repeated over the dimensions between."""
+        if value.ndim == 0 or self.batch == 0:
+            return value
+        lead, rest = value.shape[: self.batch], value.shape[self.batch :]
+        return value.reshape(*lead, *(1,) * (like.ndim - value.ndim), *rest)
+
+
+def full_turn(unit: str) -> float:
+    if unit not in TURNS:
+        raise KbrError(f"angle_unit must be degrees or radians; got {unit!r}. Set angle_unit.")
+    return TURNS[unit]
+
+
+def _unroll(values: Tensor, circular: tuple[bool, ...], turn: float) -> Tensor:
+    """Columns with (cos, sin) in place of every angle."""
+    if not circular:
+        return values
+    parts = []
+    for column, mark in zip(values.unbind(-1), circular, strict=True):
+        radians = column * (2 * math.pi / turn)
+        parts += [radians.cos(), radians.sin()] if mark else [column]
+    return torch.stack(parts, -1)
+
+
+def _angle_places(circular: tuple[bool, ...]) -> list[int]:
+    """Where the two inner columns of every angle begin."""
+    return [k + sum(circular[:k]) for k, mark in enumerate(circular) if mark]
+
+
+def _moments(values: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation, of numbers of any size; what is constant has scale one."""
+    peak = values.abs().amax(axes, keepdim=True)
+    peak = torch.where(peak > 0, peak, torch.ones_like(peak))
+    shares = values / peak
+    mean = shares.mean(axes, keepdim=True)
+    scale = peak * (shares - mean).square().mean(axes, keepdim=True).sqrt()
+    varies = values.amax(axes, keepdim=True) > values.amin(axes, keepdim=True)
+    return peak * mean, torch.where(varies & (scale > 0), scale, torch.ones_like(scale))

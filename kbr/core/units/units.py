@@ -1,0 +1,179 @@
+"""What a filter's numbers mean: names, scaling and angles of x and z, and where sequences end.
+
+A fitted filter keeps its `Units`, also in its file: whoever loads it passes observations and gets
+beliefs in the units of the recording it was trained on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.inputs import as_tensor
+from kbr.core.io.file_rows import FileRows
+from kbr.core.units.columns import is_table, names_of, numbers
+from kbr.core.units.places import Place, cut, grouped, is_gap, label, moments, place_of
+from kbr.core.units.scaling import Scaling
+
+ABSENT = object()
+X = "x"  # the name under which a table may hold whole observations, such as frames
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """Scaling of x and z; names of their columns, and labels of z with units, where there are any.
+
+    max_gap   a longer step of time begins a new sequence;
+    source    how new recordings are read, as plain values: the columns of `sequence` ids and of
+              `time`; `several`, whether there were ids; `dates`, whether time stamps were dates;
+              `decimal`, `file`, `resize` and `channels` as the keys of data=npz.
+    """
+
+    x: Scaling
+    z: Scaling
+    x_names: tuple[str, ...] | None = None
+    z_names: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
+    max_gap: float | None = None
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def none(cls, like: Tensor) -> "Units":
+        """Numbers without names, taken as they are."""
+        return cls(Scaling.none(like), Scaling.none(like))
+
+    def observations(self, x: Any) -> Tensor | FileRows:
+        """x in inner coordinates: an array, a table or mapping with the columns by name, frames."""
+        if is_table(x):
+            x = self._columns(x)
+        if isinstance(x, FileRows):
+            return x.scaled(self.x.mean, self.x.scale)
+        tensor = as_tensor(x, name="x").to(self.x.mean.device)
+        own = self.x.own
+        if len(own) == 3 and own[0] == 1 and (tensor.ndim == 2 or tensor.shape[-3] != 1):
+            tensor = tensor.unsqueeze(-3)  # grey frames may come without their one channel
+        return self.x.apply(tensor, "x")
+
+    def column(self, key: str) -> str | None:
+        """The column of sequence ids or of time stamps: by its name in training, or `key`."""
+        if key in self.source:
+            return None if self.source[key] is None else str(self.source[key])
+        return None if key in (self.x_names or ()) else key
+
+    def place(self, row: Any) -> Place:
+        """Sequence and time that a row of named columns states; None where it says nothing."""
+        sequence, time = self._borders(row)
+        return place_of(sequence, time, self.source.get("dates"))
+
+    def starts_anew(self, before: Place, now: Place) -> bool:
+        """Whether a sequence ends between two places: by its name, or by a gap in time."""
+        if before[0] is not None and now[0] is not None and before[0] != now[0]:
+            return True
+        if before[1] is None or now[1] is None or self.max_gap is None:
+            return False
+        return is_gap(before[1], now[1], self.max_gap)
+
+    def sequences(self, table: Any, rows: int) -> list[np.ndarray]:
+        """Row numbers of every sequence that a table states, cut at gaps in time."""
+        ids, time = self._borders(table)
+        given = None if time is None else moments(time, self.source.get("dates"))
+        for name, found in (("sequence", ids), ("time", given)):
+            if found is not None and len(found) != rows:
+                raise KbrError(f"{name} must hold one value a row; got {len(found)} of {rows}.")
+        groups = [np.arange(rows)] if ids is None else grouped([label(i) for i in np.asarray(ids)])
+        return [part for group in groups for part in cut(group, given, self.max_gap)]
+
+    def _borders(self, table: Any) -> tuple[Any, Any]:
+        """The columns of sequence ids and time stamps, None where there are no such columns."""
+        if not is_table(table):
+            return None, None
+        there = {str(name) for name in names_of(table)}
+        names = (self.column(key) for key in ("sequence", "time"))
+        found = (table[name] if name in there else ABSENT for name in names)
+        sequence, time = (None if v is ABSENT else "" if v is None else v for v in found)
+        return sequence, time
+
+    def to(self, device: str | torch.device) -> "Units":
+        return replace(self, x=self.x.to(device), z=self.z.to(device))
+
+    def member(self, index: int) -> "Units":
+        """Those of one of the data sets fitted together."""
+        return replace(self, x=self.x.member(index), z=self.z.member(index))
+
+    def record(self) -> dict[str, Any]:
+        """Plain values and tensors, for a file."""
+        names = {name: _listed(getattr(self, name)) for name in ("x_names", "z_names", "labels")}
+        return {
+            "x": self.x.record(),
+            "z": self.z.record(),
+            **names,
+            "max_gap": self.max_gap,
+            "source": dict(self.source),
+        }
+
+    @classmethod
+    def from_record(cls, found: Mapping[str, Any]) -> "Units":
+        """The inverse of `record`."""
+        try:
+            names = {name: _named(found[name]) for name in ("x_names", "z_names", "labels")}
+            return cls(
+                Scaling.from_record(found["x"]),
+                Scaling.from_record(found["z"]),
+                **names,
+                max_gap=None if found["max_gap"] is None else float(found["max_gap"]),
+                source={str(key): value for key, value in found["source"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if isinstance(error, KbrError):
+                raise
+            raise KbrError(
+                f"the file does not say in which units its filter works ({error!r}). Train again."
+            ) from error
+
+    def _columns(self, table: Any) -> Any:
+        """The observations of a table [T] or of one row: columns in the order of training, or x."""
+        there = [str(name) for name in names_of(table)]
+        names = self.x_names or ()
+        lost = [name for name in names if name not in there]
+        if X in there and (lost or not names):
+            return table[X]
+        if not names:
+            raise KbrError(
+                "this filter knows no column names: it was trained on arrays or frames. Pass x as "
+                "an array, or as the entry 'x' of a mapping."
+            )
+        if lost:
+            raise KbrError(
+                f"x has no column {', '.join(map(repr, lost))}; the filter was trained on "
+                f"{', '.join(names)}.{did_you_mean(lost, there)} There are: {', '.join(there)}."
+            )
+        twice = [name for name in names if there.count(name) > 1]
+        if twice:
+            raise KbrError(f"x has several columns {twice[0]!r}. Give each a name of its own.")
+        values = [numbers(table[name], name) for name in names]
+        whole = len(values) == 1 and values[0].ndim == 2  # a recording whose only column is x
+        return values[0] if whole else np.stack(values, -1)
+
+
+def did_you_mean(absent: Sequence[str], there: Sequence[str]) -> str:
+    """The names that come closest to those that are not there, for an error."""
+    lower = {name.lower(): name for name in there}
+    close = [
+        lower[match]
+        for name in absent
+        for match in get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    ]
+    return f" Did you mean {', '.join(map(repr, close))}?" if close else ""
+
+
+def _listed(names: Sequence[str] | None) -> list[str] | None:
+    return None if names is None else list(names)
+
+
+def _named(names: Any) -> tuple[str, ...] | None:
+    return None if names is None else tuple(str(name) for name in names)

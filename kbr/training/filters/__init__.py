@@ -1,0 +1,1 @@
+"""Filters with a trained encoder."""

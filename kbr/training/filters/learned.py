@@ -1,0 +1,214 @@
+"""IW(NN): the kernel Bayes filter on learned features of the observations."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from kbr.core.errors import KbrError
+from kbr.core.features import Identity, PivotedCholesky, RandomFourier
+from kbr.core.filters.belief import KernelBelief, KernelFilterResult
+from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.filters.kernel.search import SCALE_BOUNDS, Space
+from kbr.core.filters.training_data import TrainingData
+from kbr.core.inputs import check_positive
+from kbr.core.io.file_rows import FileRows
+from kbr.core.kernels import Gaussian
+from kbr.core.rules import ImportanceWeightedRule
+from kbr.core.uncertainty.calibration import Calibration
+from kbr.core.units.scaling import Scaling
+from kbr.training.data import Observations
+from kbr.training.encoders import check_sizes
+from kbr.training.filters.trained import TrainedFilter
+from kbr.training.modules.base import SequenceModule
+from kbr.training.modules.features import COLLAPSED, FeatureModule
+
+LAMS = tuple(10.0**k for k in range(-6, 2))  # learned features want ridges up to 10
+LAM_BOUNDS = (1e-9, 1e4)
+TARGET_TOLERANCE = 1e-6  # of the targets' kernel; their features are float32
+WIDEST = 1.0  # wider kernels of z only win by luck of the validation block: no edge to widen
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class LearnedFilter(TrainedFilter):
+    """Features psi(x) trained once with r = 1, then the kernel Bayes filter on them.
+
+    lam           ridge of the training loss; far too large a one collapses the features to zero;
+    targets       features of z that psi is to explain: "fourier" (random), or "cholesky" (those of
+                  the kernel itself on the training latents);
+    n_fourier     how many random Fourier features;
+    scale         their bandwidth, in median distances of the training latents;
+    lams, scales, etas   of the filter fitted after training, on all training steps; None: searched;
+    coarse_scales the scales tried when the validation error is computed during training; the search
+                  begins with them;
+    chunk         frames at once where there are more than 4000: the exact loss, in less memory.
+
+    Ref: Xu et al. 2022, sections 3.3 and 5.3, Algorithm 2.
+    """
+
+    lam: float = 1e-3
+    targets: str = "fourier"
+    n_fourier: int = 512
+    scale: float = 1.0
+    lams: Sequence[float] | None = None
+    scales: Sequence[float] | None = None
+    etas: Sequence[float] | None = None
+    coarse_scales: Sequence[float] = (0.25, 0.5, 1.0)
+    chunk: int = 1000
+
+    kind: ClassVar[str] = "kbr.learned_filter"
+    in_blocks: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("lam", "scale"):
+            check_positive(float(getattr(self, name)), name=name)
+        check_sizes(chunk=self.chunk)
+        RandomFourier(n_features=self.n_fourier)  # which checks that it is even
+        if self.targets not in ("fourier", "cholesky"):
+            raise KbrError(f"targets must be fourier or cholesky; got {self.targets!r}.")
+        self.collapsed = False
+        self._filter: KernelBayesFilter | None = None
+        self._psi = self._z = torch.empty(0, device="cpu")
+
+    def build(
+        self, encoder: nn.Module, x: Observations, z: Tensor, shared: dict[str, Any]
+    ) -> FeatureModule:
+        kernel = Gaussian(scale=self.scale).fit(z)
+        fourier = RandomFourier(kernel=kernel, n_features=self.n_fourier, seed=shared["seed"])
+        assert kernel.bandwidth is not None
+        frequencies = fourier.frequencies(z.shape[-1]) / kernel.bandwidth
+        exact = None
+        if self.targets == "cholesky":
+            exact = PivotedCholesky(kernel=kernel, tolerance=TARGET_TOLERANCE).fit(z)
+        tuning = {
+            "lams": LAMS if self.lams is None else tuple(self.lams),
+            "scales": tuple(self.coarse_scales),
+            "etas": self._etas(),
+        }
+        return FeatureModule(
+            encoder,
+            x,
+            frequencies.float(),
+            lam=self.lam,
+            tuning=tuning,
+            exact=exact,
+            chunk=self.chunk,
+            **shared,
+        )
+
+    def finish(self, module: SequenceModule, x: Observations, z: Tensor) -> None:
+        psi, _, _ = self.encode(x)
+        self._psi, self._z = psi[0], z
+        assert isinstance(module, FeatureModule)
+        explained = module.explained(self._psi, z)
+        self.collapsed = explained < COLLAPSED
+        if self.collapsed:
+            warnings.warn(
+                "the learned features have collapsed: they tell nothing about the latents (they "
+                f"explain {explained:.2%} of the targets). Lower lam, now {self.lam:g}.",
+                stacklevel=3,
+            )
+        rule = ImportanceWeightedRule(kernel_x=Identity())
+        tuned = KernelBayesFilter(rule=rule, etas=self._etas())
+        choice = tuned._fit(self._on_features(), space=self._space()).choice
+        capped = self.scales is None
+        self.val_mse = float(choice.val_mse)
+        self.edges = tuple(
+            edge
+            for edge in choice.edges
+            if not (capped and edge.setting == "scales" and edge.end == "upper")
+        )
+        self.chosen = {
+            "lam": float(choice.lam),
+            "eta": float(choice.eta),
+            "lam_transition": float(choice.lam_transition),
+            "scale": float(choice.scale_z),
+        }
+        self._filter = self._build_filter()
+
+    def _etas(self) -> tuple[float, ...] | None:
+        return None if self.etas is None else tuple(self.etas)
+
+    def _space(self) -> Space:
+        """What is tried after training; values that were given are the only ones."""
+        return Space(
+            scales=tuple(self.coarse_scales if self.scales is None else self.scales),
+            scale_bounds=None if self.scales is not None else (SCALE_BOUNDS[0], WIDEST),
+            lams=LAMS if self.lams is None else tuple(self.lams),
+            lam_bounds=LAM_BOUNDS if self.lams is None else None,
+        )
+
+    def _build_filter(self) -> KernelBayesFilter:
+        """The filter of the chosen hyper-parameters: the same after training and from a file."""
+        rule = ImportanceWeightedRule(kernel_x=Identity(), lam=self.chosen["lam"])
+        made = KernelBayesFilter(
+            rule=rule,
+            eta=self.chosen["eta"],
+            lam_transition=self.chosen["lam_transition"],
+            scales=(self.chosen["scale"],),
+        )._fit(self._on_features())
+        made._calibrate(first_too=False)  # the network has seen all but the validation block
+        return made
+
+    def _on_features(self) -> TrainingData:
+        """What the kernel filter is fitted to: features as they are, latents in their units."""
+        units = replace(self.units, x=Scaling.none(self._psi), x_names=None)
+        return TrainingData(self._psi, self._z, self._lengths, (self._psi.shape[-1],), units)
+
+    def fitted_state(self) -> dict[str, Any]:
+        return {
+            "psi": self._psi,
+            "z": self._z,
+            "lengths": self._lengths,
+            "collapsed": self.collapsed,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._psi, self._z, self.collapsed = state["psi"], state["z"], state["collapsed"]
+        self._lengths = state.get("lengths", [len(self._z)])
+        self._filter = self._build_filter()
+
+    @property
+    def kernel_filter(self) -> KernelBayesFilter:
+        """The filter on features, for its operators, smoothing and forecasts."""
+        if self._filter is None:
+            raise KbrError("this filter is not fitted yet: call fit(x_train, z_train, ...) first.")
+        return self._filter
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What the validation block says about the covariances."""
+        return self.kernel_filter.calibration
+
+    @property
+    def smoothing_calibration(self) -> Calibration | None:
+        return self.kernel_filter.smoothing_calibration
+
+    def _filtered(self, x: Tensor | FileRows) -> KernelFilterResult:
+        return self.kernel_filter._filtered(self._features(x))
+
+    def _smoothed(self, x: Tensor | FileRows) -> KernelFilterResult:
+        return self.kernel_filter._smoothed(self._features(x))
+
+    def _start(self, prior: Any) -> KernelBelief:
+        return self.kernel_filter._start(prior)
+
+    def _stepped(self, belief: KernelBelief, x: Tensor) -> KernelBelief:
+        if tuple(x.shape) != self._shape:
+            raise KbrError(
+                f"a step takes one observation x of shape {list(self.shape)}; got {list(x.shape)}. "
+                "For whole sequences use filter(x)."
+            )
+        return self.kernel_filter._stepped(belief, self._features(x.unsqueeze(0))[0])
+
+    def _ahead(self, belief: KernelBelief, steps: int) -> KernelBelief:
+        return self.kernel_filter._ahead(belief, steps)
+
+    def _features(self, x: Tensor | FileRows) -> Tensor:
+        psi, seen, lead = self.encode(x)
+        psi = torch.where(seen.unsqueeze(-1), psi, torch.nan)
+        return psi.reshape(*lead, *psi.shape[1:])

@@ -1,0 +1,344 @@
+"""What the trained filters share: training by Lightning, resuming, checkpoints.
+
+A subclass says which module is trained, what is fitted after training, and how it filters.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from kbr.core.errors import KbrError
+from kbr.core.filters.base import BaseFilter
+from kbr.core.filters.kernel.search import Edge
+from kbr.core.inputs import ArrayLike, as_tensor, check_positive
+from kbr.core.io import checkpoint
+from kbr.core.io.file_rows import FileRows
+from kbr.core.units.units import Units
+from kbr.training.callbacks.keeping import KeepBest
+from kbr.training.data import Observations, SequenceData, training_rows
+from kbr.training.encoder_names import Encoder, describe_encoder, known_encoder
+from kbr.training.encoders import SoftArgmaxCNN, check_sizes
+from kbr.training.lightning_run import train
+from kbr.training.modules.base import SequenceModule
+from kbr.training.resuming import LAST, Training, last_checkpoint, record_of, training_in
+
+ENCODE_ROWS = 512  # frames encoded at once when filtering
+BEYOND = 4.0  # times the mean square of the largest training observation: larger is unlike any
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class TrainedFilter(BaseFilter):
+    """A filter whose network is trained; `encoder(shape=...)` builds the network.
+
+    epochs         full-batch steps at most;
+    noise          augmentation, in standard deviations of the observations;
+    dropout        passed on to the encoder; None leaves the encoder's own;
+    val_every      epochs between two looks at the validation error;
+    slack          later weights are kept unless they validate worse than the best by this share;
+    patience       looks in a row that are worse than that before training stops;
+    log_every, checkpoint_every   epochs; both cost more than a small network's step.
+    """
+
+    encoder: Encoder = field(default_factory=lambda: partial(SoftArgmaxCNN))
+    epochs: int = 150
+    lr: float = 3e-3
+    weight_decay: float = 0.0
+    noise: float = 1.0
+    dropout: float | None = None
+    val_every: int = 10
+    slack: float = 0.25
+    patience: int = 6
+    log_every: int = 10
+    checkpoint_every: int = 25
+
+    kind: ClassVar[str]
+    takes_files: ClassVar[bool] = True
+    in_blocks: ClassVar[bool] = False  # whether observations may stay in their file
+
+    def __post_init__(self) -> None:
+        self.val_mse = float("nan")
+        self.chosen: dict[str, float] = {}
+        self.edges: tuple[Edge, ...] = ()  # what the last fit chose at an end of what it may
+        self.n_epochs = 0
+        self._module: SequenceModule | None = None
+        self._shape: tuple[int, ...] = ()  # of one observation, in inner coordinates
+        self._units: Units | None = None
+        self._largest = math.inf  # mean square of a scaled training observation
+        self._dz = 0
+        self._lengths: list[int] = []  # of the training sequences
+        counts = ("epochs", "val_every", "patience", "log_every", "checkpoint_every")
+        check_sizes(**{name: getattr(self, name) for name in counts})
+        check_positive(float(self.lr), name="lr")
+        for name in ("noise", "weight_decay", "slack"):
+            if not getattr(self, name) >= 0:
+                raise KbrError(f"{name} must be at least 0; got {getattr(self, name)}. Set {name}.")
+
+    def __repr__(self) -> str:
+        state = f"val_mse={self.val_mse:.4g}" if self._module is not None else "not fitted"
+        return f"{type(self).__name__}({state})"
+
+    @abstractmethod
+    def build(
+        self, encoder: nn.Module, x: Any, z: Tensor, shared: dict[str, Any]
+    ) -> SequenceModule:
+        """The module to train on x and z (the part before the validation block)."""
+
+    @abstractmethod
+    def finish(self, module: SequenceModule, x: Any, z: Tensor) -> None:
+        """What is fitted once the network is trained, on all training steps."""
+
+    @abstractmethod
+    def fitted_state(self) -> dict[str, Any]:
+        """Plain values and tensors from which `restore` rebuilds what `finish` made."""
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+    def fit(
+        self,
+        x_train: Any,
+        z_train: Any,
+        *,
+        time: Any = None,
+        circular: Sequence[str] | str = (),
+        angle_unit: str = "degrees",
+        units: Units | None = None,
+        seed: int = 0,
+        folder: Path,
+        trainer: dict[str, Any] | None = None,
+        resume: Path | None = None,
+    ) -> None:
+        """Train on x [T, ...] and z [T, dz], or on lists of sequences; leaves checkpoints and
+        TensorBoard logs in `folder`.
+
+        `time`, `circular`, `angle_unit` and `units` as for `KernelBayesFilter.fit`. `trainer` holds
+        arguments of `lightning.Trainer`. `resume` is the run folder to continue; a run stopped
+        before its first checkpoint starts anew, which comes to the same.
+        """
+        about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
+        rows = training_rows(x_train, z_train, whole=not self.in_blocks, **about)
+        x, z, self._lengths, shape = rows.x, rows.z, rows.lengths, rows.shape
+        self._units = rows.units
+        folder = Path(folder)
+        data = SequenceData(x, z, self._lengths)
+        record = self._record(x, z, self._lengths, seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # networks draw their first weights from the global generator
+            encoder = self._build_encoder(shape)
+            shared = self._shared(record)
+            module = self.build(encoder, x[: data.cut], z[: data.cut], shared)
+        keep = KeepBest(
+            folder / LAST,
+            patience=self.patience,
+            slack=self.slack,
+            every=self.checkpoint_every,
+        )
+        keep.path.parent.mkdir(parents=True, exist_ok=True)
+        start = None if resume is None else last_checkpoint(Path(resume), record)
+        first = train(
+            module,
+            data,
+            keep,
+            folder=folder,
+            val_every=self.val_every,
+            arguments=trainer or {},
+            start=start,
+        )
+        module.load_state_dict(keep.weights)
+        # In float64 a frame has the same features alone and among others, to the last digits.
+        module.to(device="cpu", dtype=torch.float64).eval()
+        self._module, self._shape, self._dz = module, shape, z.shape[-1]
+        self.n_epochs, self.val_mse = keep.epoch, keep.score
+        self._largest = self._sizes(x)
+        self.finish(module, x, z)
+        if first:
+            self.save(folder / "checkpoints" / "best.ckpt")
+
+    def save(self, path: str | Path) -> None:
+        """Everything needed to filter, as tensors and plain values."""
+        module = self._get()
+        content = {
+            "kind": self.kind,
+            "version": checkpoint.VERSION,
+            **{key: value for key, value in module.record.items() if key != "kind"},
+            "shape": list(self._shape),
+            "dz": self._dz,
+            "val_mse": self.val_mse,
+            "n_epochs": self.n_epochs,
+            "chosen": self.chosen,
+            "network": {name: _narrow(value) for name, value in module.state_dict().items()},
+            "units": self.units.record(),
+            "largest": self._largest,
+            "fitted": self.fitted_state(),
+        }
+        checkpoint.save(Path(path), content)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, encoder: Encoder | None = None, units: Units | None = None
+    ) -> Self:
+        """A fitted filter from best.ckpt; `encoder` is needed if its class is not part of kbr.
+
+        `units` are for files from before filters kept theirs.
+        """
+        content = checkpoint.load(path, kind=cls.kind)
+        if "fitted" not in content:
+            raise KbrError(
+                f"{path} is a checkpoint from the middle of training; it holds no filter yet. Load "
+                "best.ckpt, or finish the run first (resume=<run folder>)."
+            )
+        with checkpoint.restoring(path):
+            return cls._from_content(content, path, encoder, units)
+
+    @classmethod
+    def _from_content(
+        cls,
+        content: dict[str, Any],
+        path: str | Path,
+        encoder: Encoder | None,
+        units: Units | None,
+    ) -> Self:
+        hyper = content["hyper_parameters"]
+        made = cls(**{**hyper, "encoder": encoder or known_encoder(hyper["encoder"])})
+        shape, dz = tuple(content["shape"]), content["dz"]
+        record = {key: content[key] for key in ("kind", "hyper_parameters", "seed", "data")}
+        shared = made._shared(record)
+        with torch.random.fork_rng(devices=[]):  # weights drawn here are replaced just below
+            x, z = torch.zeros(2, *shape, device="cpu"), torch.randn(2, dz, device="cpu")
+            module = made.build(made._build_encoder(shape), x, z, shared)
+        try:
+            module.load_state_dict(content["network"])
+        except RuntimeError as error:
+            raise KbrError(
+                f"the network in {path} does not fit the encoder it names. Pass the encoder it was "
+                f"trained with. ({' '.join(str(error).split())})"
+            ) from error
+        if not all(bool(value.isfinite().all()) for value in module.state_dict().values()):
+            raise KbrError(f"the weights in {path} are not all finite numbers. Train again.")
+        made._module, made._shape, made._dz = module.double().eval(), shape, dz
+        made.val_mse, made.n_epochs = content["val_mse"], content["n_epochs"]
+        made.chosen = content["chosen"]
+        found = content.get("units")
+        made._units = units if found is None else Units.from_record(found)
+        made._largest = float(content.get("largest", math.inf))
+        made.restore(content["fitted"])
+        return made
+
+    @property
+    def units(self) -> Units:
+        if self._units is None:  # a file from before filters knew their units
+            return Units.none(self._get().x_mean)
+        return self._units
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one observation, as the user passes it."""
+        angles = sum(self.units.x.circular)
+        return (self._shape[0] - angles,) if angles else self._shape
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the network; results are on the CPU."""
+        if torch.device(device).type == "mps":
+            raise KbrError("MPS devices have no float64, which filters need. Use cpu or cuda.")
+        self._get().to(device)
+        return self
+
+    @torch.no_grad()
+    def encode(
+        self, x: Tensor | FileRows
+    ) -> tuple[Float[Tensor, "s t d"], Bool[Tensor, "s t"], tuple[int, ...]]:
+        """Features of inner x [*s T ...] on the CPU, which frames are usable, and *s.
+
+        Not usable are frames with a NaN, and those far larger than any of training.
+        """
+        module = self._get()
+        if isinstance(x, FileRows):
+            found = [self.encode(part.read(np.float64))[:2] for part in x.parts(ENCODE_ROWS)]
+            psi, seen = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+            return psi, seen, ()
+        tensor = x.to(torch.float64)
+        lead = tensor.shape[: tensor.ndim - len(self._shape)]
+        if not lead or tuple(tensor.shape[len(lead) :]) != self._shape:
+            raise KbrError(
+                f"observations x must have shape {['...', 'T', *self.shape]}, as in training; got "
+                f"{list(tensor.shape)}."
+            )
+        rows = tensor.reshape(-1, *self._shape)
+        seen = rows.flatten(1).isfinite().all(1)
+        seen = seen & (self._sizes_of(rows.nan_to_num(0.0, 0.0, 0.0)) <= BEYOND * self._largest)
+        kept = seen.reshape(-1, *(1,) * len(self._shape))
+        rows = torch.where(kept, rows, torch.zeros_like(rows))
+        module.eval()
+        device = module.x_mean.device
+        psi = torch.cat(
+            [module.encode(part.to(device)).cpu() for part in torch.split(rows, ENCODE_ROWS)]
+        )
+        steps = lead[-1]
+        return psi.reshape(-1, steps, psi.shape[-1]), seen.reshape(-1, steps), tuple(lead[:-1])
+
+    def _sizes(self, x: Observations) -> float:
+        """The largest mean square of the training observations, scaled as the network sees them."""
+        parts = (p.read() for p in x.parts()) if isinstance(x, FileRows) else torch.split(x, 1000)
+        return max(float(self._sizes_of(part).max()) for part in parts)
+
+    def _sizes_of(self, rows: Tensor) -> Float[Tensor, "b"]:
+        module = self._get()
+        scaled = (rows - module.x_mean.to(rows)) / module.x_scale.to(rows)
+        return scaled.flatten(1).square().mean(1)
+
+    def gaze(self, x: ArrayLike) -> tuple[Tensor, Tensor] | None:
+        """What the encoder looks at in frames x [b c h w]; see `SequenceModule.gaze`."""
+        module = self._get()
+        return module.gaze(self.units.x.apply(as_tensor(x, name="x")).to(module.x_mean))
+
+    def _build_encoder(self, shape: tuple[int, ...]) -> nn.Module:
+        given = {} if self.dropout is None else {"dropout": self.dropout}
+        return self.encoder(shape=shape, **given)
+
+    def hyper_parameters(self) -> dict[str, Any]:
+        """The constructor's arguments as plain values; the encoder as its class and arguments."""
+        made = {f.name: checkpoint.plain(getattr(self, f.name)) for f in fields(self)}
+        return {**made, "encoder": describe_encoder(self.encoder)}
+
+    def _shared(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of every module."""
+        names = ("epochs", "lr", "weight_decay", "noise", "log_every")
+        given = {name: getattr(self, name) for name in names}
+        return {**given, "seed": record["seed"], "record": record}
+
+    def _record(self, x: Observations, z: Tensor, lengths: list[int], seed: int) -> dict[str, Any]:
+        return record_of(self.kind, self.hyper_parameters(), x, z, lengths, seed)
+
+    def training_in(
+        self,
+        run: Path,
+        x_train: Any,
+        z_train: Any,
+        seed: int,
+        *,
+        units: Units | None = None,
+    ) -> Training:
+        """How far training of this very run has come in `run`: none, unfinished or finished."""
+        if not (run / LAST).is_file():
+            return "none"
+        rows = training_rows(x_train, z_train, whole=not self.in_blocks, units=units)
+        return training_in(run, self._record(rows.x, rows.z, rows.lengths, seed))
+
+    def _get(self) -> SequenceModule:
+        if self._module is None:
+            raise KbrError("this filter is not fitted yet: call fit(x_train, z_train, ...) first.")
+        return self._module
+
+
+def _narrow(value: Tensor) -> Tensor:
+    """Weights as they were trained, in float32."""
+    return value.cpu().float() if value.is_floating_point() else value.cpu()

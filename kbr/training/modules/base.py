@@ -1,0 +1,164 @@
+"""What both trained models share: a scaled, augmented encoder and its optimiser."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from kbr.core.errors import Diverged, KbrError
+from kbr.core.io.checkpoint import VERSION
+from kbr.core.io.file_rows import FileRows
+from kbr.training.encoders import SoftArgmaxCNN
+
+PIECE = 100  # rows that pass the network together on a CPU: their activations stay in the cache
+WHOLE = 40 * PIECE  # rows up to which a step is one batch
+PARTS = 1_000_000_007  # apart in their seeds are the blocks of a step
+WARM_UP = 0.1  # share of the epochs in which the learning rate grows
+
+
+class SequenceModule(lightning.LightningModule):
+    """An encoder with its input scaling; full-batch Adam, warm-up and cosine decay.
+
+    `noise` is the standard deviation of the fresh noise added to every training observation, in
+    standard deviations of the observations. All random numbers of an epoch (noise, dropout) come
+    from the seed and the epoch's number, so that a resumed run draws the same ones.
+    """
+
+    x_mean: Tensor
+    x_scale: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        x: Float[Tensor, "n ..."] | FileRows,
+        *,
+        epochs: int,
+        lr: float,
+        weight_decay: float,
+        noise: float,
+        seed: int,
+        log_every: int,
+        record: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        batch_norm = nn.modules.batchnorm._BatchNorm
+        self.mixes_rows = any(isinstance(layer, batch_norm) for layer in encoder.modules())
+        self.epochs, self.lr, self.weight_decay = epochs, lr, weight_decay
+        self.noise, self.seed, self.log_every = noise, seed, log_every
+        self.record = record  # what tells this run from others, kept in every checkpoint
+        mean, scale = input_scaling(x)
+        self.register_buffer("x_mean", mean)
+        self.register_buffer("x_scale", torch.where(scale > 0, scale, torch.ones_like(scale)))
+
+    def encode(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b d"]:
+        """Features of observations, with noise in training mode."""
+        scaled = (x - self.x_mean) / self.x_scale
+        if self.training and self.noise > 0:
+            scaled = scaled + self.noise * torch.randn_like(scaled)
+        whole = self.mixes_rows or scaled.device.type != "cpu"
+        pieces = [scaled] if whole else torch.split(scaled, PIECE)
+        return torch.cat([self.encoder(piece) for piece in pieces])
+
+    @torch.no_grad()
+    def encode_all(self, x: Float[Tensor, "n ..."] | FileRows) -> Float[Tensor, "n d"]:
+        """Features of any number of observations, in the memory of one block of them."""
+        device = self.x_mean.device
+        if isinstance(x, FileRows):
+            return torch.cat([self.encode(part.read().to(device)) for part in x.parts()])
+        return torch.cat([self.encode(part) for part in torch.split(x, WHOLE)])
+
+    @torch.no_grad()
+    def gaze(
+        self, x: Float[Tensor, "b c h w"]
+    ) -> tuple[Float[Tensor, "b k i j"], Float[Tensor, "b k 2"]] | None:
+        """Heat maps and the places (u, v) they answer with; None for encoders without any."""
+        if not isinstance(self.encoder, SoftArgmaxCNN):
+            return None
+        scaled = (x - self.x_mean) / self.x_scale
+        return self.encoder.heat_maps(scaled).cpu(), self.encoder.coordinates(scaled).cpu()
+
+    def train_features(self, x: Float[Tensor, "b ..."], part: int = 0) -> Float[Tensor, "b d"]:
+        """Features for this epoch's step; an error once the weights have diverged.
+
+        `part` numbers the blocks of a step that takes them one by one, from 1.
+        """
+        with self.epoch_randomness(part):
+            psi = self.encode(x)
+        if not bool(psi.isfinite().all()):
+            raise Diverged(
+                f"the features are not finite at epoch {self.current_epoch}: training has "
+                f"diverged. Lower lr, now {self.lr:g}."
+            )
+        return psi
+
+    @contextmanager
+    def blaming_lr(self) -> Iterator[None]:
+        """A system that could be solved before the first step and no longer can: lr did it."""
+        try:
+            yield
+        except KbrError as error:
+            if isinstance(error, Diverged) or self.trainer.global_step == 0:
+                raise
+            raise Diverged(
+                f"the features of epoch {self.current_epoch} are too large to solve for: training "
+                f"has diverged. Lower lr, now {self.lr:g}."
+            ) from error
+
+    @contextmanager
+    def epoch_randomness(self, part: int = 0) -> Iterator[None]:
+        """Dropout knows the global random state only: set it for this epoch, then put it back."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            worker = self.global_rank
+            mixed = (self.seed * 1_000_003 + self.current_epoch) * 1009 + worker
+            torch.manual_seed((mixed + part * PARTS) % 2**63)
+            yield
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.lr, weight_decay=self.weight_decay)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def rate(self, epoch: int) -> float:
+        """The learning rate at this epoch as a share of `lr`."""
+        warm = max(1, round(WARM_UP * self.epochs))
+        if epoch < warm:
+            return (epoch + 1) / warm
+        left = (epoch - warm) / max(1, self.epochs - warm)
+        return 0.5 * (1 + math.cos(math.pi * min(left, 1.0)))
+
+    def log_sometimes(self, name: str, value: Tensor) -> None:
+        """Logging every step costs more than a small network's step itself."""
+        if self.current_epoch % self.log_every == 0:
+            many = self.trainer.world_size > 1
+            self.log(name, value.float(), prog_bar=True, sync_dist=many)
+
+    def log_validation(self, error: Tensor) -> None:
+        many = self.trainer.world_size > 1  # every worker has the same number
+        self.log("val/mse", error.float(), prog_bar=True, sync_dist=many)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint.update(self.record, version=VERSION)
+
+
+def input_scaling(x: Float[Tensor, "n ..."] | FileRows) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of every channel of images, or of every entry of vectors."""
+    axes = [0, *range(2, x.ndim)] if x.ndim == 4 else [0]
+    if isinstance(x, Tensor):
+        mean = x.mean(axes, keepdim=True)
+        return mean, (x - mean).square().mean(axes, keepdim=True).sqrt()
+    # Taken off first, so that no digits are lost.
+    first = next(x.parts()).read().double().mean(axes, keepdim=True)
+    moments = first.new_zeros(2, *first.shape)
+    for part in x.parts():
+        centred = part.read().double() - first
+        sums = (centred.sum(axes, keepdim=True), centred.square().sum(axes, keepdim=True))
+        moments += torch.stack(sums) / (len(x) * centred[0].numel() / first.numel())
+    variance = (moments[1] - moments[0].square()).clamp_min(0)
+    return (first + moments[0]).float(), variance.sqrt().float()

@@ -1,0 +1,100 @@
+"""The LSTM baseline: the latent from the last few frames, with the same encoder."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from kbr.core.filters.result import mean_squared_error
+from kbr.training.data import Batch
+from kbr.training.modules.base import SequenceModule
+
+
+class LSTMModule(SequenceModule):
+    """Predicts z_t from the features of x_t-window+1 .. x_t by an LSTM and a linear layer.
+
+    Ref: Xu et al. 2022, section 5.3, the baseline "LSTM" (window 10).
+
+    Each frame is encoded once, not once for every window it is in. Before the first frame the
+    window is filled with copies of it. Latents are scaled to mean zero and variance one inside.
+    """
+
+    z_mean: Tensor
+    z_scale: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        x: Tensor,
+        z: Float[Tensor, "n dz"],
+        *,
+        n_features: int,
+        window: int,
+        hidden: int,
+        **shared: Any,
+    ) -> None:
+        super().__init__(encoder, x, **shared)
+        self.window = window
+        self.lstm = nn.LSTM(n_features, hidden, batch_first=True)
+        self.readout = nn.Linear(hidden, z.shape[-1])
+        scale = z.std(0, correction=0)
+        self.register_buffer("z_mean", z.mean(0).float())
+        self.register_buffer("z_scale", torch.where(scale > 0, scale, 1.0).float())
+
+    def windows(self, psi: Float[Tensor, "t d"]) -> Float[Tensor, "t w d"]:
+        """The last `window` rows up to every row."""
+        padded = torch.cat([psi[:1].expand(self.window - 1, -1), psi])
+        return padded.unfold(0, self.window, 1).mT
+
+    def predict_scaled(
+        self, psi: Float[Tensor, "t d"], lengths: Sequence[int]
+    ) -> Float[Tensor, "t dz"]:
+        """Windows never cross from one sequence to the next."""
+        windows = torch.cat([self.windows(part) for part in torch.split(psi, list(lengths))])
+        return self._last(windows)
+
+    def latents_of(self, windows: Float[Tensor, "t w d"]) -> Float[Tensor, "t dz"]:
+        """Latents at the end of every window."""
+        return self.z_mean + self.z_scale * self._last(windows)
+
+    def _last(self, windows: Float[Tensor, "t w d"]) -> Float[Tensor, "t dz"]:
+        states, _ = self.lstm(windows)
+        scaled: Tensor = self.readout(states[:, -1])
+        return scaled
+
+    def predict_latents(
+        self, psi: Float[Tensor, "t d"], lengths: Sequence[int] | None = None
+    ) -> Float[Tensor, "t dz"]:
+        """Latents of one sequence from its features, or of several end to end."""
+        return self.z_mean + self.z_scale * self.predict_scaled(psi, lengths or [len(psi)])
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        x, z = batch
+        lengths = self.trainer.datamodule.train_lengths  # type: ignore[attr-defined]
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        loss = self.share(x, z, lengths, rank=rank, world=world)
+        self.log_sometimes("train/loss", loss.detach())
+        return loss
+
+    def share(
+        self, x: Tensor, z: Tensor, lengths: Sequence[int], *, rank: int, world: int
+    ) -> Tensor:
+        """The loss of one worker's block of steps; the mean over workers is the loss of all."""
+        start, end = (len(z) * k // world for k in (rank, rank + 1))
+        before = max(0, start - self.window + 1)  # frames that the block's first windows see
+        ends = list(accumulate(lengths))
+        seen = [min(e, end) - max(e - n, before) for e, n in zip(ends, lengths, strict=True)]
+        psi = self.train_features(x[before:end])
+        scaled = self.predict_scaled(psi, [n for n in seen if n > 0])[start - before :]
+        target = (z[start:end].to(scaled) - self.z_mean) / self.z_scale
+        return (scaled - target).square().sum(-1).mean() * (world * (end - start) / len(z))
+
+    def validation_step(self, batch: Batch, index: int) -> None:
+        """The error on the validation block, entered without memory, as a test sequence is."""
+        x, z = batch
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        mean = self.predict_latents(self.encode(x[data.cut :]), data.val_lengths)
+        self.log_validation(mean_squared_error(mean, z[data.cut :].to(mean)))
