@@ -48,7 +48,7 @@ def train(
 ) -> dict[str, float]:
     """One run of train.py; peak memory and CPU time are those of that process."""
     run = folder / "run"
-    command = [sys.executable, str(ROOT / "train.py"), "data=npz", f"data.path={folder}"]
+    command = [sys.executable, str(ROOT / "train.py"), "data=recording", f"data.path={folder}"]
     command += ["model=iw_nn", f"model.filter.epochs={epochs}", "data.test_share=1e-6", *encoder]
     command += [f"model.filter.val_every={epochs}", "data.n_test=200", f"hydra.run.dir={run}"]
     several = ["trainer=ddp_cpu", f"trainer.devices={workers}"]

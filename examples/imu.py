@@ -59,7 +59,7 @@ def main() -> None:
     print(f"wrote {arguments.output}: {arguments.drives} drives of {arguments.rows} rows\n")
     print(f"  kbr-inspect {arguments.output} \\")
     print(f"    {names.replace('data.', '')} {borders.replace('data.', '')}")
-    print(f"  python train.py data=npz data.path={arguments.output} \\\n    {names} \\")
+    print(f"  python train.py data=recording data.path={arguments.output} \\\n    {names} \\")
     print(f"    {borders} 'data.units={{speed:m/s}}' model=iw")
 
 

@@ -38,7 +38,7 @@ def main() -> None:
     names = "data.x=[anomaly,change] data.z=[season] data.circular=[season]"
     print(f"wrote {arguments.output}: {len(arrays['z'])} weeks\n")
     print(f"  kbr-inspect {arguments.output} {names.replace('data.', '')}")
-    print(f"  python train.py data=npz data.path={arguments.output} \\\n    {names} \\")
+    print(f"  python train.py data=recording data.path={arguments.output} \\\n    {names} \\")
     print("    'data.units={anomaly:ppm,change:ppm}' model=iw")
 
 

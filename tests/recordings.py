@@ -16,7 +16,7 @@ OWN = ("circular", "angle_unit", "units")
 
 
 def own(path: Path, **keys) -> OwnData:
-    """The problem that data=npz builds from these keys."""
+    """The problem that data=recording builds from these keys."""
     splitting = Splitting(**{k: keys.pop(k) for k in SPLIT if k in keys})
     rest = {k: keys.pop(k) for k in OWN if k in keys}
     return OwnData(name="npz", source=Source(path=str(path), **keys), splitting=splitting, **rest)

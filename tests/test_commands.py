@@ -102,7 +102,7 @@ def test_a_search_takes_own_data_and_its_command_can_be_pasted(
     z = np.cumsum(rng.normal(size=(80, 2)), axis=0) * [1000.0, 1.0]
     np.savez(tmp_path / "my log.npz", x=z + 0.1 * rng.normal(size=z.shape), z=z)
     given = [
-        "data=npz",
+        "data=recording",
         "data.path=my log.npz",
         f"model={model}",
         "model.filter.epochs=2",

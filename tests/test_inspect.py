@@ -148,7 +148,7 @@ def test_the_command_says_what_it_understood(tmp_path, capsys, images):
     pictures = {picture.name for picture in plots.glob("*.png")}
     assert pictures == {"columns.png", "parts.png", *(["frames.png"] if images else [])}
     command = shlex.split(re.search(r"train: (.*)", out.replace("\\\n", ""), re.DOTALL)[1])
-    assert command[:3] == ["python", "train.py", "data=npz"]
+    assert command[:3] == ["python", "train.py", "data=recording"]
     assert command[3:] == [
         f"data.path={path}",
         "data.z=[px,py]",

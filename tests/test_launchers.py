@@ -47,8 +47,8 @@ def test_all_processes_of_a_launcher_have_one_id():
 
 def test_a_cell_with_a_bug_is_reported_and_the_others_go_on(tmp_path):
     """Not one of our own errors: a class that makes no data."""
-    task = "data.problem.task._target_=collections.OrderedDict"
-    arguments = [*SMALL, "model=iw", f"{task},kbr.core.datasets.dynamics.Rotation"]
+    arguments = [*SMALL, "model=iw"]
+    arguments.append("data._target_=collections.OrderedDict,kbr.app.tasks.simulated.rotation")
     done = start(tmp_path, *arguments)
     printed, errors = done.communicate(timeout=200)
     assert done.returncode == 1, errors

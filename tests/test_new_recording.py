@@ -69,7 +69,14 @@ def trained(desk, request):
     small = [*small, "model.compare_raw=false", *GRIDS] if model == "iw_nn" else small
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kbr.app.run.train.run_figures", lambda *_, **__: [], raising=False)
-        words = ["data=npz", *keys, f"model={model}", *small, "logger=csv", "data.units={speed:m}"]
+        words = [
+            "data=recording",
+            *keys,
+            f"model={model}",
+            *small,
+            "logger=csv",
+            "data.units={speed:m}",
+        ]
         command(patch, "train", *words, f"hydra.run.dir={folder}")
     return folder, kind
 
@@ -167,7 +174,9 @@ def vectors(desk, tmp_path_factory):
     keys += [f"data.path={desk / 'train.csv'}", "data.sequence=run", "data.time=t", "logger=csv"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kbr.app.run.train.run_figures", lambda *_, **__: [], raising=False)
-        command(patch, "train", "data=npz", "model=iw", *keys, *QUICK, f"hydra.run.dir={folder}")
+        command(
+            patch, "train", "data=recording", "model=iw", *keys, *QUICK, f"hydra.run.dir={folder}"
+        )
     return folder
 
 

@@ -113,7 +113,7 @@ def test_one_command_gives_a_run_in_recorded_units_that_evaluates_again(tmp_path
     x, z = turning(200)
     path, folder = saved(tmp_path, x=x, z=z), tmp_path / "run"
     keys = ["data.z=[yaw]", "data.circular=[yaw]", "data.x=[a,b]", "data.units={a:V,b:V}"]
-    done = call("data=npz", f"data.path={path}", *keys, "model=iw", f"hydra.run.dir={folder}")
+    done = call("data=recording", f"data.path={path}", *keys, "model=iw", f"hydra.run.dir={folder}")
     assert done.returncode == 0, done.stderr
     assert "yaw [deg]" in done.stdout
     metrics = json.loads((folder / "metrics.json").read_text())
@@ -151,7 +151,7 @@ def test_networks_train_on_several_sequences_of_vectors(tmp_path):
     path = saved(tmp_path, x=x, z=z, sequence=np.arange(120) // 30)
     folder = tmp_path / "run"
     small = ["model.filter.epochs=4", "model.filter.val_every=2", "data.circular=[z_1]"]
-    arguments = ["data=npz", f"data.path={path}", "model=iw_nn", *small]
+    arguments = ["data=recording", f"data.path={path}", "model=iw_nn", *small]
     done = call(*arguments, f"hydra.run.dir={folder}")
     assert done.returncode == 0, done.stderr
     assert "encoder=mlp" in done.stdout
@@ -173,7 +173,7 @@ def test_networks_train_on_images(tmp_path):
     frames = (255 * np.exp(-spots / 3)).astype(np.uint8)
     path = saved(tmp_path, x=frames, z=z)
     small = ["model.filter.epochs=2", "model.filter.val_every=1", "encoder=cnn"]
-    done = call("data=npz", f"data.path={path}", *small, f"hydra.run.dir={tmp_path / 'run'}")
+    done = call("data=recording", f"data.path={path}", *small, f"hydra.run.dir={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
     assert "encoder=mlp" not in done.stdout
     drawn = {picture.stem for picture in (tmp_path / "run" / "figures").glob("*.png")}
@@ -193,7 +193,7 @@ def test_networks_train_on_images(tmp_path):
 )
 def test_a_mistake_is_named_and_leaves_nothing_behind(tmp_path, arguments, words):
     path, folder = saved(tmp_path, x=X, z=Z), tmp_path / "run"
-    done = call("data=npz", f"data.path={path}", *arguments, f"hydra.run.dir={folder}")
+    done = call("data=recording", f"data.path={path}", *arguments, f"hydra.run.dir={folder}")
     assert done.returncode != 0
     for word in words:
         assert word in done.stderr
@@ -250,13 +250,13 @@ def test_vectors_get_a_kernel_and_frames_get_features_unless_a_model_is_named(tm
     """The run says so, and how to get the other; with both at hand, which validated better."""
     x, z = turning(100)
     path = saved(tmp_path, x=x, z=z)
-    done = call("data=npz", f"data.path={path}", f"hydra.run.dir={tmp_path / 'run'}")
+    done = call("data=recording", f"data.path={path}", f"hydra.run.dir={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
     assert "x are vectors: model=iw\n" in done.stdout
     said = r"validates (no )?better: [\d.e-]+ against [\d.e-]+"
     assert re.search(f"note: a trained encoder {said}: model=iw_nn", done.stdout)
     (other,) = [line for line in done.stdout.splitlines() if "the other:" in line]
-    assert other.endswith(f"train.py data=npz data.path={path} model=iw_nn")
+    assert other.endswith(f"train.py data=recording data.path={path} model=iw_nn")
     small = ["model.filter.epochs=2", "model.filter.val_every=1", "encoder=mlp"]
     words = shlex.split(other.partition("train.py ")[2])
     again = call(*words, *small, f"hydra.run.dir={tmp_path / 'nn'}")

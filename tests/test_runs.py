@@ -17,7 +17,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from kbr.app import cli, folder_claim, job
+from kbr.app import cli
+from kbr.app.run import claim as folder_claim
+from kbr.app.run import train as job
 from kbr.app.run.claim import claim
 from kbr.app.run.folder import write_json
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
@@ -197,7 +199,7 @@ def finished(folder: Path, config) -> str:
 def test_a_cell_is_finished_only_with_its_data_version_and_results(tmp_path, monkeypatch):
     recording = tmp_path / "log.csv"
     recording.write_text("x,z\n1,2\n")
-    config = composed("data=npz", f"data.path={recording}", "model=iw")
+    config = composed("data=recording", f"data.path={recording}", "model=iw")
     del config._content["hydra"]
     mark = finished(tmp_path / "cell", config)
     assert why_unfinished(tmp_path / "cell", mark) is None

@@ -36,7 +36,7 @@ def options(group: str) -> list[str]:
 def test_whatever_our_own_configs_name_is_built_from_a_folder(group):
     for option in options(group):
         config = composed(f"{group}={option}")
-        for key in ("data.problem", "model", "logger"):
+        for key in ("data", "model", "logger"):
             assert "_target_" in part(config, key)
         assert outside(config) == []
 
@@ -76,12 +76,15 @@ def hostile(mark: Path) -> dict[str, object]:
     }
 
 
+@pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("way", hostile(Path()))
-def test_a_received_folder_runs_nothing(tmp_path, way):
+def test_a_received_folder_runs_nothing(tmp_path, way, direct):
     mark, folder = tmp_path / "ran", tmp_path / "run"
     config = composed("data=rotation", "model=iw")
     plain = OmegaConf.to_container(config, resolve=False)
-    plain["data"]["problem"] = hostile(mark)[way]
+    plain["data"] = (
+        {**hostile(mark)[way], "name": "x"} if direct else {"problem": hostile(mark)[way]}
+    )
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra" / "config.yaml").write_text(yaml.safe_dump(plain))
     (folder / "run.json").write_text("{}")
@@ -94,7 +97,7 @@ def test_a_received_folder_runs_nothing(tmp_path, way):
 def test_what_the_user_names_is_built():
     config = composed("data=rotation", "model=iw")
     OmegaConf.set_struct(config, False)
-    config.data.problem.name = {"_target_": "pathlib.PurePath", "_args_": ["a"]}
+    config.data.name = {"_target_": "pathlib.PurePath", "_args_": ["a"]}
     assert outside(config) == ["pathlib"]
     with pytest.raises(KbrError, match=r"pathlib.PurePath.*trust=\[pathlib\]"):
         build(config)
@@ -215,7 +218,11 @@ def test_threads_may_save_to_one_path(tmp_path):
 def test_targets_that_have_moved_are_found_and_said(capsys):
     """A config written for kbr 0.1 or 0.2.0; the one in docs/extending.md was of that kind."""
     config = composed("data=rotation", "model=iw")
-    config.data.problem["_target_"] = "kbr.app.problems.Filtering"
+    OmegaConf.set_struct(config, False)
+    task = {"_target_": "kbr.core.datasets.dynamics.Rotation"}
+    numbers = {"name": "ring", "n_train": 30, "n_test": 10}
+    problem = {"_target_": "kbr.app.problems.Filtering", **numbers, "task": task}
+    config.data = {"name": "ring", "problem": problem}
     config.model["_target_"] = "kbr.app.methods.KernelMethod"
     problem, model = build(config, None)
     assert (type(problem).__name__, type(model).__name__) == ("Filtering", "KernelMethod")

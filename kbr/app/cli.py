@@ -60,7 +60,10 @@ def _prepare() -> None:
 
 def _choose_model() -> None:
     """Own data without a word on the model get the one that suits them, and say which."""
-    if "data=npz" not in sys.argv[1:]:
+    if "data=npz" in sys.argv[1:]:
+        print("data=npz is now called data=recording", flush=True)
+        sys.argv = ["data=recording" if word == "data=npz" else word for word in sys.argv]
+    if "data=recording" not in sys.argv[1:]:
         return
     from kbr.app.models.default import default_model
 

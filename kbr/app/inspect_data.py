@@ -1,7 +1,7 @@
 """`kbr-inspect my.npz [key=value ...]`: what kbr understands of a recording, before training.
 
-The keys are those of data=npz: kbr-inspect log.csv x=[ax,ay] z=[px,py] time=t. `output` is the
-folder of the plots.
+The keys are those of data=recording: kbr-inspect log.csv x=[ax,ay] z=[px,py] time=t. `output` is
+the folder of the plots.
 """
 
 import math
@@ -74,7 +74,7 @@ def _command(path: str, settings: list[str]) -> str:
     for setting in settings:
         word = f"data.{setting.removeprefix('data.')}"
         words += [] if word.startswith("data.output=") else [word]
-    lines, line = [], "train: python train.py data=npz"
+    lines, line = [], "train: python train.py data=recording"
     for word in map(quoted, words):
         if len(line) + len(word) + 3 > WIDTH:
             lines.append(line + " \\")
@@ -94,8 +94,9 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
     from kbr.app.config.schema import OwnData
     from kbr.app.run.trusted import construct
 
-    config = OmegaConf.create({"data": OmegaConf.load(Path(CONFIGS) / "data" / "npz.yaml")})
-    known = [str(key) for key in config.data if key not in ("problem", "path", "name")]
+    config = OmegaConf.create({"data": OmegaConf.load(Path(CONFIGS) / "data" / "recording.yaml")})
+    own = ("_target_", "_convert_", "path", "name")
+    known = [str(key) for key in config.data if key not in own]
     output = Path("outputs") / "inspect" / (Path(path).stem or "data")
     for setting in settings:
         key, mark, value = setting.removeprefix("data.").partition("=")
@@ -113,7 +114,7 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
             listed = f"Give key=value with {', '.join(known)}."
             raise KbrError(" ".join(filter(None, [f"'{setting}' is no setting.", meant, listed])))
     config.data.path = path
-    return construct(config.data.problem), output
+    return construct(config.data), output
 
 
 def _sequences(problem: Any) -> str:

@@ -98,7 +98,7 @@ class Check:
     def _kinds(self, path: str, node: Mapping[str, Any]) -> dict[str, Kind]:
         """What is declared for the keys of a part of the config."""
         declared = self._option(path)
-        found = {} if declared is None else hints(declared)
+        found = {} if declared is None else dict(hints(declared))
         if "_target_" in node:
             found |= hints(Target) | hints(TARGETS.get(str(node["_target_"]), Target))
         return found

@@ -91,10 +91,10 @@ class EvaluateData:
 
 @dataclass
 class Task:
-    """A data set of the user's own; its other keys are those that `problem` refers to."""
+    """A data set of the user's own: with a `_target_`, or a `problem` that refers to its keys."""
 
     name: Name
-    problem: Node
+    problem: Node | None = None
 
 
 @dataclass
@@ -104,7 +104,6 @@ class Gaussian:
     n_train: Count
     n_prior: Count
     n_test: Count
-    problem: Node
 
 
 @dataclass
@@ -112,7 +111,6 @@ class Filtering:
     name: Name
     n_train: Count
     n_test: Count
-    problem: Node
 
 
 @dataclass
@@ -172,7 +170,6 @@ class OwnData:
     channels: Literal["auto", "first", "last"]
     unpack: Folder | None
     max_gb: Positive
-    problem: Node
 
 
 # ------------------------------------------------------------------------------------------- models
@@ -349,7 +346,7 @@ OPTIONS: dict[str, type] = {
     "data/oscillatory": Ring,
     "data/dsprites": DSprites,
     "data/dmlab": Heading,
-    "data/npz": OwnData,
+    "data/recording": OwnData,
     "trainer/*": OwnTrainer,
     "trainer/auto": Trainer,
     "trainer/cpu": Trainer,
@@ -358,6 +355,12 @@ OPTIONS: dict[str, type] = {
     "trainer/ddp_cpu": ParallelTrainer,
 }
 TARGETS: dict[str, type] = {
+    "kbr.app.tasks.simulated.gaussian": Gaussian,
+    "kbr.app.tasks.simulated.rotation": Ring,
+    "kbr.app.tasks.simulated.oscillatory": Ring,
+    "kbr.app.tasks.simulated.dsprites": DSprites,
+    "kbr.app.tasks.simulated.dmlab": Heading,
+    "kbr.app.recordings.task.recording": OwnData,
     "kbr.app.models.kernel.KernelMethod": KernelMethod,
     "kbr.app.models.refined.RefinedMethod": RefinedMethod,
     "kbr.app.models.kernel.ModelMethod": ModelMethod,

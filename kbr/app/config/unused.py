@@ -9,8 +9,8 @@ from kbr.core.errors import KbrError
 
 KERNEL = ("kbr.app.models.kernel.KernelMethod", "kbr.app.models.refined.RefinedMethod")
 TRAINED = "kbr.app.models.trained.TrainedMethod"
-OWN = "kbr.app.recordings.task.OwnData"
-POSTERIOR = "kbr.app.tasks.task.PosteriorMean"
+OWN = "kbr.app.recordings.task.recording"
+POSTERIOR = "kbr.app.tasks.simulated.gaussian"
 FILTER_KEYS = (
     "lam_transition",
     "scales",
@@ -55,7 +55,7 @@ def wasted(values: Mapping[str, Any], choices: Mapping[str, str | None]) -> Iter
             yield f"data.{name}", "it is for drawn frames, and data.frames names a file"
     if model.get("_target_") in KERNEL:
         yield "model.rule.lam", "set model.lam"
-        yield from _of_kernel(model, _problem(data))
+        yield from _of_kernel(model, data.get("_target_"))
     if model.get("_target_") == TRAINED:
         yield from _of_training(model["filter"])
 
@@ -122,8 +122,3 @@ def _holds(values: Any, key: str) -> bool:
     for name in key.split("."):
         values = values.get(name) if isinstance(values, Mapping) else None
     return values is not None and values is not False
-
-
-def _problem(data: Mapping[str, Any]) -> str | None:
-    problem = data.get("problem")
-    return problem.get("_target_") if isinstance(problem, Mapping) else None

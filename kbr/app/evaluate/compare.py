@@ -113,7 +113,11 @@ def _check_same(
 def _data_settings(one: Evaluated) -> dict[str, Any]:
     plain = OmegaConf.to_container(one.config.data, resolve=False)
     assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items() if key != "problem"}
+    return {
+        str(key): value
+        for key, value in plain.items()
+        if not str(key).startswith("_") and key != "problem"
+    }
 
 
 def _span(seeds: Sequence[int]) -> str:

@@ -51,7 +51,7 @@ def evaluate_recording(folder: Path, saved: DictConfig, keys: Mapping[str, Any])
     units: Units = filters[0].units
     if units.z_names is None:
         raise KbrError(
-            f"data.path gives a new recording to runs on own data (data=npz); {folder} is of "
+            f"data.path gives a new recording to runs on own data (data=recording); {folder} is of "
             f"data={saved.data.name}. Leave out data.path, or set data.seed for fresh sequences."
         )
     recording = read_new(units, path, reading)

@@ -13,7 +13,7 @@ from kbr.core.units.units import Units
 
 TABLES = (".csv", ".tsv", ".txt")
 BORDERS = ("sequence", "time")
-READING = ("decimal", "file", "resize", "channels")  # keys of data=npz that a filter keeps
+READING = ("decimal", "file", "resize", "channels")  # keys of data=recording that a filter keeps
 
 
 def read_recording(
@@ -27,8 +27,8 @@ def read_recording(
     """A recording whose state may be unknown: z is the truth where its columns are all there.
 
     Columns are found by their names, whatever their order and whatever else is there: those that
-    `filt` was trained on, or those given. `keys` are those of data=npz: decimal, sequence, time,
-    file, resize, channels, max_gb. What comes back is a table that `filt.filter` takes.
+    `filt` was trained on, or those given. `keys` are those of data=recording: decimal, sequence,
+    time, file, resize, channels, max_gb. What comes back is a table that `filt.filter` takes.
     """
     if filt is None:
         return Source(path=str(path), x=x, z=z, needs_z=False, **keys).read()

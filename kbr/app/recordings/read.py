@@ -27,7 +27,7 @@ STATES = "states.csv"
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where the data are and which columns are what; the keys of data=npz.
+    """Where the data are and which columns are what; the keys of data=recording.
 
     x, z       npz: names for the columns; CSV: the columns to read (z of a folder: null, all);
     sequence   npz: the key, CSV: the column, of sequence ids; null: `sequence` if it is there;
@@ -67,8 +67,8 @@ class Source:
     def read(self) -> Recording:
         if self.path is None:
             raise KbrError(
-                "data=npz reads data of your own: set data.path to an npz file, a CSV file, or a "
-                "folder: of x.npy and z.npy, or of frames with a CSV of states."
+                "data=recording reads data of your own: set data.path to an npz file, a CSV file, "
+                "or a folder: of x.npy and z.npy, or of frames with a CSV of states."
             )
         if not isinstance(self.path, str | Path):
             raise KbrError(

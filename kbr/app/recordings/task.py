@@ -327,3 +327,30 @@ def standardised_error(units: Units, mean: Tensor, truth: Tensor) -> float:
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
     """Tensors as lists, for JSON."""
     return {k: v.flatten().tolist() if isinstance(v, Tensor) else v for k, v in record.items()}
+
+
+def recording(
+    *,
+    name: str,
+    path: str | None,
+    circular: Sequence[str] = (),
+    angle_unit: str = "degrees",
+    units: Mapping[str, str] | None = None,
+    split: str = "auto",
+    test_share: float = 0.25,
+    max_gap: float | None = None,
+    n_train: int | None = None,
+    n_test: int | None = None,
+    **reading: Any,
+) -> OwnData:
+    """What data=recording names: how the file is read (the keys of `Source`), split and scaled."""
+    return OwnData(
+        name=name,
+        source=Source(path=path, **reading),
+        splitting=Splitting(
+            split=split, test_share=test_share, max_gap=max_gap, n_train=n_train, n_test=n_test
+        ),
+        circular=circular,
+        angle_unit=angle_unit,
+        units=units,
+    )

@@ -35,8 +35,14 @@ DAMAGE = (  # what reading such a file may raise
     yaml.YAMLError,
     OmegaConfBaseException,
 )
+SIMULATED = ("rotation", "oscillatory", "dsprites", "dmlab", "gaussian")
 RESOLVERS = ("either", "flat", "resume_or")  # kbr's own: see cli.py
-FUNCTIONS = ("kbr.app.tasks.task.sprite_source", "kbr.app.tasks.frames.heading_frames")
+FUNCTIONS = (
+    *(f"kbr.app.tasks.simulated.{name}" for name in SIMULATED),
+    "kbr.app.recordings.task.recording",
+    "kbr.app.tasks.task.sprite_source",
+    "kbr.app.tasks.frames.heading_frames",
+)
 LOGGERS = ("lightning.pytorch.loggers.TensorBoardLogger", "lightning.pytorch.loggers.CSVLogger")
 
 Trusted = Sequence[str] | None  # names of modules, classes, resolvers; None: the user typed it all
@@ -87,9 +93,10 @@ def build(config: DictConfig, trusted: Trusted = ()) -> tuple[Problem, Method]:
     config, changed = with_present_names(config)
     for old, new in changed.items():
         print(f"  {old} is now {new}: change your config")
-    problem, model = part(config, "data.problem", trusted), part(config, "model", trusted)
+    data = "data.problem" if "problem" in config.data else "data"  # as kbr 0.2 wrote it
+    problem, model = part(config, data, trusted), part(config, "model", trusted)
     made = construct(problem), construct(model, _convert_="all")
-    for key, thing, needed in zip(("data.problem", "model"), made, ("trials", "run"), strict=True):
+    for key, thing, needed in zip((data, "model"), made, ("trials", "run"), strict=True):
         if not hasattr(thing, needed):
             raise KbrError(f"{key} is a {type(thing).__name__}, which cannot be used as one.")
     return made

@@ -255,7 +255,7 @@ def _encoding(path: Path) -> str:
 
 
 def _plain_words(rows: Iterator[Row]) -> Iterator[Row]:
-    """Errors that name the keys of this command, not those of data=npz."""
+    """Errors that name the keys of this command, not those of data=recording."""
     try:
         yield from rows
     except KbrError as error:

@@ -31,7 +31,7 @@ class Units:
     max_gap   a longer step of time begins a new sequence;
     source    how new recordings are read, as plain values: the columns of `sequence` ids and of
               `time`; `several`, whether there were ids; `dates`, whether time stamps were dates;
-              `decimal`, `file`, `resize` and `channels` as the keys of data=npz.
+              `decimal`, `file`, `resize` and `channels` as the keys of data=recording.
     """
 
     x: Scaling
