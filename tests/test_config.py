@@ -26,7 +26,7 @@ FILES = sorted(
     for path in (Path(CONFIGS) / group).glob("*.yaml")
 )
 PARTS = ("data", "model", "encoder", "trainer", "logger")  # parts of the config
-FREE = ("trials", "quick_trials", "cost")  # mappings whose keys are names of models
+FREE = ("trials", "quick", "cost")  # mappings whose keys are names of models or settings
 SIGNED = {"omega", "beta", "frequency"}  # the numbers that may be negative
 NOT_PARTS = {"figure", *(f"figure.{name}" for name in FREE)}  # mappings, or null
 MAY_BE_EMPTY = {"label", "version"}  # texts

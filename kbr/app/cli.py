@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,7 +40,8 @@ def flat(name: str) -> str:
     return f"{name.encode()[:LONGEST].decode(errors='ignore')}+{mark}"
 
 
-# Registered on import, so that configs resolve in sweep workers and in evaluate.py too.
+# Registered on import, so that configs resolve in sweep workers and in evaluate.py too. `either`
+# stands in run folders of kbr 0.2 and in models.
 OmegaConf.register_new_resolver(
     "resume_or", lambda resume, folder: folder if resume is None else resume, replace=True
 )
@@ -71,6 +73,27 @@ def _choose_model() -> None:
         sys.argv += [f"model={name}", *(["model.compare_learned=true"] if name == "iw" else [])]
         kind = "frames" if name == "iw_nn" else "vectors"
         print(f"x are {kind}: model={name}", flush=True)
+
+
+def _shorten() -> None:
+    """With quick=true an experiment sets what its `figure.quick` says, unless the user does.
+
+    A number of trials that the user gives is that of every model.
+    """
+    given = {word.partition("=")[0]: word.partition("=")[2] for word in sys.argv[1:] if "=" in word}
+    name = given.get("experiment")
+    if name and "trials" in given:
+        sys.argv.append("++figure.trials=null")
+    if not name or given.get("quick", "").lower() != "true":
+        return
+    words = sys.argv[1:]
+    folders = [after for word, after in pairwise(words) if word in ("--config-dir", "-cd")]
+    folders += [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
+    files = [Path(folder) / "experiment" / f"{name}.yaml" for folder in (*folders, CONFIGS)]
+    for file in filter(Path.is_file, files):
+        short = OmegaConf.select(OmegaConf.load(file), "figure.quick") or {}
+        sys.argv += [f"{key}={value}" for key, value in short.items() if key not in given]
+        return
 
 
 def _launchers_id(environ: Mapping[str, str]) -> str | None:
@@ -109,6 +132,7 @@ def train() -> None:
     with interruptible():
         _prepare()
         _choose_model()
+        _shorten()
         _in_one_line(_train)
 
 

@@ -43,6 +43,7 @@ class Train:
     quick: bool
     resume: Folder | None
     trust: Trust
+    optimized_metric: Name | None
     figure: Node | None
     data: Node
     model: Node
@@ -59,7 +60,7 @@ class Figure:
     reference: Name
     models: Annotated[list[Name], Length()]
     trials: dict[str, Count] | None = None
-    quick_trials: dict[str, Count] | None = None
+    quick: dict[str, Any] | None = None
     cost: dict[str, Positive] | None = None
 
 

@@ -23,7 +23,7 @@ def fingerprint(config: DictConfig) -> str:
     """A hash of what decides the numbers: settings, the content of data files, kbr's version."""
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
-    free = ("resume", "logger", "figure", "trust")
+    free = ("resume", "logger", "figure", "trust", "optimized_metric")
     decisive = {k: v for k, v in plain.items() if k not in free}
     read = {str(path): content_digest(path) for path in data_files(config.data)}
     text = json.dumps([decisive, read, kbr.__version__], sort_keys=True)

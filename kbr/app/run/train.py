@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.cli import stop
 from kbr.app.config.check import check_config
@@ -71,7 +71,7 @@ def train_job(config: DictConfig) -> float | None:
     if sweeping:
         reason = why_unfinished(folder, fingerprint(config))
         if reason is None:
-            return objective(read_metrics(folder))
+            return objective(read_metrics(folder), config.optimized_metric)
         if reason:
             print(f"  {folder.name} is run again: {reason}")
         for name in (FAILURE, MANIFEST):
@@ -97,13 +97,19 @@ def train_job(config: DictConfig) -> float | None:
     return math.nan
 
 
-def objective(metrics: dict[str, Any]) -> float | None:
-    """What sweepers minimise: the error on the validation block, never on the test data.
+def objective(metrics: dict[str, Any], name: str | None = None) -> float | None:
+    """What sweepers minimise: the metric of this name, else the error on the validation block.
 
     None for models that choose nothing by validation (ekf, ukf, particle, oracle) and for
     data=gaussian: a sweeper that searches is told so, a grid needs none.
     """
-    found = [value for name, value in metrics.items() if name.startswith("val/mse")]
+    if name is not None:
+        if name not in metrics:
+            raise KbrError(
+                f"optimized_metric={name} was not measured. There are: {', '.join(metrics)}."
+            )
+        return float(metrics[name])
+    found = [value for key, value in metrics.items() if key.startswith("val/mse")]
     return float(found[0]) if found else None
 
 
@@ -155,7 +161,8 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
         outcome = replace(outcome, alternative=other)
     seconds = time.perf_counter() - started
     metrics = write_outcome(folder, problem, method.name, seeds, outcome)
-    if sweeping and by_hydra and searches(HydraConfig.get()) and objective(metrics) is None:
+    minimised = objective(metrics, config.get("optimized_metric"))
+    if sweeping and by_hydra and searches(HydraConfig.get()) and minimised is None:
         raise KbrError(
             f"model={method.name} on data={problem.name} has no validation error that a sweeper "
             "could minimise. List its values instead, or search settings of another model."
@@ -176,16 +183,18 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     (folder / FAILURE).unlink(missing_ok=True)  # of a cell that failed before it was resumed
     if not sweeping:
         _report(folder, metrics, outcome, seconds)
-    return objective(metrics)
+    return minimised
 
 
 def trial_seeds(config: DictConfig) -> list[int]:
-    """The seeds seed .. seed + trials - 1."""
-    if config.trials < 1:
-        raise KbrError(f"trials must be at least 1; got {config.trials}.")
-    if not 0 <= config.seed <= LAST_SEED - config.trials:
+    """The seeds seed .. seed + trials - 1; an experiment may have fewer trials for some models."""
+    own = OmegaConf.select(config, "figure.trials") or {}
+    trials = own.get(config.model.get("name"), config.trials)
+    if trials < 1:
+        raise KbrError(f"trials must be at least 1; got {trials}.")
+    if not 0 <= config.seed <= LAST_SEED - trials:
         raise KbrError(f"seed must be from 0 to 2**63 - 1 - trials; got {config.seed}.")
-    return list(range(config.seed, config.seed + config.trials))
+    return list(range(config.seed, config.seed + trials))
 
 
 def write_outcome(
