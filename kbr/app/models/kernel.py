@@ -178,7 +178,7 @@ class KernelMethod:
             test_seconds=spent,
             info={
                 "filter/engine": operators.update.name,
-                "filter/rank_z": operators.phi.shape[-1],
+                "filter/rank_z": operators.rank,
                 **problem.info(),
             },
             notes=(

@@ -9,7 +9,7 @@ from torch import Tensor
 from kbr.core.features import Features
 from kbr.core.filters.kernel.engine import ActiveSet, Compressed, LowRank, Update
 from kbr.core.filters.kernel.recipe import TOLERANCE, Recipe
-from kbr.core.filters.kernel.step import FilterOperators
+from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import Stored
 from kbr.core.filters.kernel.tuning import split_lengths
 
@@ -39,7 +39,7 @@ class LeaveOut:
             update = recipe.update(x, choice.scale_x, TOLERANCE, lam=lam, rough=True)
         return cls(recipe, stored, update, recipe.latents(stored.z, choice.scale_z, TOLERANCE))
 
-    def operators(self, block: range) -> FilterOperators:
+    def operators(self, block: range) -> Operators:
         stored, choice = self.stored, self.stored.choice
         rows = _outside(stored, block)
         return self.recipe.operators(

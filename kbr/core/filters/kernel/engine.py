@@ -69,8 +69,8 @@ class LowRank:
         lam: Float[Tensor, "*b s"],
     ) -> Float[Tensor, "*b s n"]:
         psi = self.features.train
-        s = rule.coefficients(self.second(ratio), query, psi.shape[-2], lam)
-        return ratio * at_rows(s, psi)
+        s = rule.coefficients(self.second(ratio), query.unsqueeze(-1), psi.shape[-2], lam)
+        return ratio * at_rows(s.squeeze(-1), psi)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +117,8 @@ class ActiveSet:
             index = r.abs().topk(max(int(counts[some[-1]]), 1), -1).indices
             rows = grams[owner[some].unsqueeze(-1), index]
             gram = rows.gather(-1, index.unsqueeze(-2).expand(-1, index.shape[-1], -1))
-            found = (cross[some].gather(-1, index), r.gather(-1, index))
-            part = rule.gram_weights(gram, *found, n, lams[some])
+            near = cross[some].gather(-1, index).unsqueeze(-1)
+            part = rule.gram_weights(gram, near, r.gather(-1, index), n, lams[some]).squeeze(-1)
             parts.append(torch.zeros_like(r).scatter(-1, index, part))
         return torch.cat(parts)[order.argsort()].reshape(ratio.shape)
 

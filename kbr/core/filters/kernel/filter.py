@@ -33,7 +33,7 @@ from kbr.core.filters.kernel.tuning import Choice, choose, with_ridges
 from kbr.core.filters.sequences import reshape_result
 from kbr.core.filters.training_data import TrainingData, training_data
 from kbr.core.inputs import ArrayLike
-from kbr.core.rules import NEGLIGIBLE, ImportanceWeightedRule, Rule, normalize_ratio
+from kbr.core.rules import ImportanceWeightedRule, Rule
 from kbr.core.uncertainty.calibration import next_horizon
 from kbr.core.units.units import Units
 
@@ -85,7 +85,7 @@ class KernelBayesFilter(StoredFilter):
         operators = self._fitted.operators
         return (
             f"KernelBayesFilter(rule={type(self.rule).__name__}, n={operators.n}, "
-            f"engine={operators.update.name}, rank_z={operators.phi.shape[-1]})"
+            f"engine={operators.update.name}, rank_z={operators.rank})"
         )
 
     @property
@@ -168,11 +168,14 @@ class KernelBayesFilter(StoredFilter):
             seen = row.isfinite().all(-1)
             row = row.nan_to_num(0.0, 0.0, 0.0)
         query = operators.update.observe(row)
-        state, prior = belief.state.unsqueeze(-2), None
-        if belief.steps == 0:
-            weights, moments = belief.weights.unsqueeze(-2), belief.moments.unsqueeze(-2)
-            prior = Step(weights, state, moments, belief.evidence.unsqueeze(-1))
-        made = operators.step(prior, state, query, seen, fitted.lam, fitted.reach(row))
+        now = Step(
+            belief.weights.unsqueeze(-2),
+            belief.state.unsqueeze(-2),
+            belief.moments.unsqueeze(-2),
+            belief.evidence.unsqueeze(-1),
+            first=belief.steps == 0,
+        )
+        made = operators.step(now, query, fitted.lam, seen, fitted.reach(row))
         evidence = made.evidence.squeeze(-1)
         since = next_horizon(belief.since, evidence)
         return self._belief(made, since, belief.steps + 1, belief.stretch)
@@ -206,16 +209,7 @@ class KernelBayesFilter(StoredFilter):
             )
         inner = scaling.apply(given.points.to(operators.points))
         weights = given.weights.to(inner) / given.weights.sum()
-        m = (weights.unsqueeze(0) @ fitted.latents(inner)).reshape(1, -1)
-        ratio = operators.weigh(operators.ratio(m))
-        if not float(ratio.mean()) > NEGLIGIBLE:
-            raise KbrError(
-                "the prior lies where there are no training latents, so it cannot be expressed. "
-                "Choose a prior within the range of z, or train on data that reach there."
-            )
-        weights = normalize_ratio(ratio) / operators.n
-        none = torch.zeros(1, dtype=torch.bool, device=m.device)
-        return Step(weights, m, operators.readout(weights), none)
+        return operators.prior((weights.unsqueeze(0) @ fitted.latents(inner)).reshape(1, -1))
 
     def _choose(
         self,

@@ -26,7 +26,7 @@ from kbr.core.filters.kernel.landmarks import choose_landmarks
 from kbr.core.filters.kernel.large import LargeOperators, is_large
 from kbr.core.filters.kernel.novelty import Reach, nearest_squared, reach_of
 from kbr.core.filters.kernel.recipe import Recipe
-from kbr.core.filters.kernel.step import FilterOperators
+from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import KIND, Compression, Stored, pack, unpack
 from kbr.core.filters.kernel.tuning import (
     MINIMUM_STEPS,
@@ -63,7 +63,7 @@ class Fitted:
     """
 
     stored: Stored
-    operators: FilterOperators
+    operators: Operators
     latents: Callable[[Tensor], Tensor] | None = None
     expected: torch.Size = field(init=False)
     row: tuple[int, ...] = field(init=False)
@@ -109,7 +109,7 @@ class StoredFilter(BaseFilter):
         raise NotImplementedError
 
     @property
-    def operators(self) -> FilterOperators:
+    def operators(self) -> Operators:
         """The fitted operators."""
         return self._get().operators
 
@@ -195,14 +195,14 @@ class StoredFilter(BaseFilter):
         more = first_too and not is_large(last.stop)
         return [last, range(len(last))] if more else [last]
 
-    def _left_out(self) -> Callable[[range], FilterOperators]:
+    def _left_out(self) -> Callable[[range], Operators]:
         """Operators of the steps outside a block, with the same hyper-parameters."""
         stored = self._get().stored
         if is_large(stored.z.shape[-2]):
             return lambda block: self.operators
         return LeaveOut.of(self._recipe, stored, self.operators.update).operators
 
-    def _pieces_of(self, operators: FilterOperators, block: range) -> list[Piece]:
+    def _pieces_of(self, operators: Operators, block: range) -> list[Piece]:
         """The sequences inside a block, as these operators see them."""
         stored = self._get().stored
         found = []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult
 from kbr.core.filters.kernel.run import run_filter, run_forecast, run_smoother
-from kbr.core.filters.kernel.step import FilterOperators
+from kbr.core.filters.kernel.step import Operators
 from kbr.core.uncertainty.calibration import (
     LONGEST,
     WAKING,
@@ -33,7 +33,7 @@ BETWEEN = 6  # observations between two of them
 STARTS = 50  # times in a block at which a filter is started anew
 
 Rows = dict[float, list[HeldOut]]  # inner moments and truths of each horizon
-Correction = Callable[[FilterOperators, KernelFilterResult, Tensor], Tensor]  # of means, given x
+Correction = Callable[[Operators, KernelFilterResult, Tensor], Tensor]  # of means, given x
 
 
 class Piece(NamedTuple):
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
 
 def filter_rows(
-    operators: FilterOperators,
+    operators: Operators,
     lam: Float[Tensor, "*b"],
     pieces: Iterable[Piece],
     correct: Correction | None = None,
@@ -96,14 +96,14 @@ def _starts(rows: Float[Tensor, "*b t c"]) -> Float[Tensor, "*b s w c"]:
 
 
 def _run(
-    operators: FilterOperators, query: Float[Tensor, "*b s t c"], lam: Float[Tensor, "*b"]
+    operators: Operators, query: Float[Tensor, "*b s t c"], lam: Float[Tensor, "*b"]
 ) -> KernelFilterResult:
     seen = torch.ones(query.shape[:-1], dtype=torch.bool, device=query.device)
     return run_filter(operators, query, seen, lam.unsqueeze(-1).expand(query.shape[:-2]))
 
 
 def smoother_rows(
-    operators: FilterOperators,
+    operators: Operators,
     lam_transition: Float[Tensor, "*b"],
     lam: Float[Tensor, "*b"],
     pieces: Iterable[Piece],

@@ -18,8 +18,8 @@ from kbr.core.features import FeatureMap, Features, PivotedCholesky, pivot_trian
 from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.kernel.engine import Compressed, LowRank, Update, square_pivots
 from kbr.core.filters.kernel.known_transition import TransitionRatio
+from kbr.core.filters.kernel.operators import LearnedOperators
 from kbr.core.filters.kernel.recipe import Recipe
-from kbr.core.filters.kernel.step import FilterOperators
 from kbr.core.filters.kernel.transition import transition_pairs
 from kbr.core.io.memory import check_memory
 from kbr.core.linalg import ridge_cholesky
@@ -76,9 +76,9 @@ class LatentSums:
         return LatentSums(self.total, self.late, self.early, self.cross.mT)
 
 
-@dataclass(frozen=True, eq=False)
-class LargeOperators(FilterOperators):
-    """Filter operators that keep no table of predictions: the features of the points do.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LargeOperators(LearnedOperators):
+    """Operators that keep no table of predictions: the features of the points do.
 
     Math: w+ = Phi_prev (C_prev,prev + lam' I)^-1 u / k; `ridged` is the Cholesky factor.
     `notes` say where a kernel's rank was cut at a limit of this module, and what to set instead.
@@ -89,7 +89,7 @@ class LargeOperators(FilterOperators):
     before: Int[Tensor, "k"]
     notes: tuple[str, ...] = ()
 
-    def _ahead(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s k"]:
+    def later(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s k"]:
         solved = torch.cholesky_solve(state.mT, self.ridged).mT / len(self.before)
         return at_rows(solved, self.phi).index_select(-1, self.before)
 
@@ -151,12 +151,10 @@ def large_operators(
     made = LargeOperators(
         rule=recipe.rule,
         update=_update(observed, mixer, x),
-        normalize=recipe.normalize,
         points=z,
         phi=phi,
         marginal=ridge_cholesky(sums.total / n, ridge=eta, name="eta"),
         transition=transition,
-        prediction=phi.new_zeros(*phi.shape[:-2], phi.shape[-1], 0),
         after=after,
         readout=MomentsTable.of(z),
         sums=sums,

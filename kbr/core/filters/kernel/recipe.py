@@ -18,9 +18,10 @@ from kbr.core.features import (
     as_feature_map,
 )
 from kbr.core.filters.kernel.engine import ActiveSet, LowRank, Update, compress
-from kbr.core.filters.kernel.known_transition import TransitionRatio, known_operators
+from kbr.core.filters.kernel.known_transition import KnownOperators, TransitionRatio
+from kbr.core.filters.kernel.operators import dense_operators
 from kbr.core.filters.kernel.search import ETA_BOUNDS, START, Bounds, Space, search_ridge
-from kbr.core.filters.kernel.step import FilterOperators, build_operators
+from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.transition import leave_one_out_score, transition_pairs
 from kbr.core.inputs import check_positive
 from kbr.core.kernels import Kernel, Linear, median_distance
@@ -99,10 +100,6 @@ class Recipe:
         """The same for some of the data sets."""
         made = (None if median is None else median[members] for median in self.medians)
         return replace(self, medians=tuple(made))
-
-    @property
-    def normalize(self) -> bool:
-        return getattr(self.rule, "normalize", False)
 
     def space(self) -> Space:
         """Scales and lams to try; kernels that have a bandwidth of their own are left alone."""
@@ -240,20 +237,12 @@ class Recipe:
         *,
         eta: Tensor,
         lam_transition: Tensor,
-    ) -> FilterOperators:
+    ) -> Operators:
         """Everything the filter needs before it sees an observation."""
         if isinstance(self.rule.ratio, TransitionRatio):
-            return known_operators(self.rule, update, z, normalize=self.normalize)
-        return build_operators(
-            self.rule,
-            update,
-            latents,
-            z,
-            lengths,
-            eta=eta,
-            lam_transition=lam_transition,
-            normalize=self.normalize,
-        )
+            return KnownOperators.of(self.rule, update, z)
+        ridges = {"eta": eta, "lam_transition": lam_transition}
+        return dense_operators(self.rule, update, latents, z, lengths, **ridges)
 
 
 def _just(name: str, values: Sequence[float]) -> dict[str, Any]:

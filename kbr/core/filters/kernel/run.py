@@ -7,15 +7,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult, result_from_moments
-from kbr.core.filters.kernel.step import FilterOperators, Step
-from kbr.core.rules import has_evidence, normalize_ratio
-from kbr.core.tables import blocks, sum_rows
+from kbr.core.filters.kernel.step import Operators
+from kbr.core.rules import normalize_ratio, normalized
+from kbr.core.tables import blocks
 
 NUMBERS = 20_000_000  # ratios at once when smoothing: 160 MB
 
 
 def run_filter(
-    operators: FilterOperators,
+    operators: Operators,
     query: Float[Tensor, "*b s t c"],
     seen: Bool[Tensor, "*b s t"],
     lam: Float[Tensor, "*b s"],
@@ -27,12 +27,9 @@ def run_filter(
     """
     like = seen if familiar is None else familiar
     now = operators.start(query.shape[-3])
-    prior: Step | None = now
     moments, evidence, norms, states = [], [], [], []
-    steps = zip(query.unbind(-2), seen.unbind(-1), like.unbind(-1), strict=True)
-    for x, there, known in steps:
-        now = operators.step(prior, now.state, x, there, lam, known)
-        prior = None
+    for x, there, known in zip(query.unbind(-2), seen.unbind(-1), like.unbind(-1), strict=True):
+        now = operators.step(now, x, lam, there, known)
         moments.append(now.moments)
         evidence.append(now.evidence)
         states.append(now.state)
@@ -47,22 +44,21 @@ def run_filter(
 
 
 def run_forecast(
-    operators: FilterOperators, states: Float[Tensor, "*b s p"], steps: int
+    operators: Operators, states: Float[Tensor, "*b s p"], steps: int
 ) -> Iterator[Float[Tensor, "*b s c"]]:
     """Moments 1 .. `steps` ahead of beliefs with these coordinates, without sums over points."""
     table, start = operators.forecast_table(), operators.start(1)
     for _ in range(steps):
         moments, states = states @ table, operators.advance(states)
-        if operators.normalize:
-            total = moments[..., :1]
-            scale = torch.where(total > 0, total, torch.ones_like(total))
-            moments = torch.where(total > 0, moments / scale, start.moments)
-            states = torch.where(total > 0, states / scale, start.state)
+        if operators.rule.normalize:
+            total = moments[..., 0]
+            moments = normalized(moments, total, total > 0, start.moments)
+            states = normalized(states, total, total > 0, start.state)
         yield moments
 
 
 def run_smoother(
-    operators: FilterOperators,
+    operators: Operators,
     query: Float[Tensor, "*b s t c"],
     seen: Bool[Tensor, "*b s t"],
     lam: Float[Tensor, "*b s"],
@@ -80,16 +76,13 @@ def run_smoother(
     like = seen if familiar is None else familiar
     past = run_filter(operators, query, seen, lam, like)
     future = run_filter(backwards, query.flip(-2), seen.flip(-1), lam, like.flip(-1))
-    rule, n = operators.rule, operators.n
     moments, norms, states = [], [], []
     for t, ratio in enumerate(_both(operators, backwards, past, future)):
         r = normalize_ratio(operators.weigh(ratio))
-        weights = operators.update.weights(rule, r, query[..., t, :], lam)
-        usable = (has_evidence(weights) & seen[..., t] & like[..., t]).unsqueeze(-1)
-        total = torch.where(usable, weights.sum(-1, keepdim=True), 1.0)
-        weights = torch.where(usable, weights / total, r / n)
+        found = operators.posterior(r, query[..., t, :], lam, seen[..., t], like[..., t])
+        weights = normalized(*found, r / operators.n)
         moments.append(operators.readout(weights))
-        states.append(sum_rows(weights, operators.phi))
+        states.append(operators.coordinates(weights))
         norms.append(torch.linalg.vector_norm(weights, dim=-1))
     return result_from_moments(
         operators.readout,
@@ -101,8 +94,8 @@ def run_smoother(
 
 
 def _both(
-    operators: FilterOperators,
-    backwards: FilterOperators,
+    operators: Operators,
+    backwards: Operators,
     past: KernelFilterResult,
     future: KernelFilterResult,
 ) -> Iterator[Float[Tensor, "*b s n"]]:
@@ -125,8 +118,8 @@ def _both(
 
 
 def _predicted(
-    operators: FilterOperators, states: Float[Tensor, "*b s t p"]
+    operators: Operators, states: Float[Tensor, "*b s t p"]
 ) -> Float[Tensor, "*b s t n"]:
     """Ratios of the predictions from every belief."""
-    m = states.flatten(-3, -2) @ operators.transition
+    m = operators.advance(states.flatten(-3, -2))
     return normalize_ratio(operators.ratio(m)).reshape(*states.shape[:-1], operators.n)

@@ -16,7 +16,7 @@ from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.recipe import TOLERANCE, Recipe
 from kbr.core.filters.kernel.run import run_filter
 from kbr.core.filters.kernel.search import Edge, Progress, Row, RowOf, Space, edges_of, search
-from kbr.core.filters.kernel.step import FilterOperators
+from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.result import mean_squared_error
 
 VALIDATION_STEPS = 200
@@ -142,9 +142,9 @@ def block_errors(
     """
     x, z = fitted
     latents, ridges = recipe.ridged_latents(z, scale, lengths)
-    made: dict[float, tuple[float, FilterOperators]] = {}
+    made: dict[float, tuple[float, Operators]] = {}
 
-    def operators(width: float, least: float) -> FilterOperators:
+    def operators(width: float, least: float) -> Operators:
         """Those of this width, made again where a lam is less than any before."""
         if width not in made or least < made[width][0]:
             update = recipe.update(x, scale * width, TOLERANCE, lam=least, rough=True)

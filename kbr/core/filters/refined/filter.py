@@ -17,7 +17,7 @@ from kbr.core.filters.belief import KernelBelief, KernelFilterResult, Moments
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.held_out import Correction
 from kbr.core.filters.kernel.search import Progress
-from kbr.core.filters.kernel.step import FilterOperators
+from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import member
 from kbr.core.filters.kernel.tuning import Choice
 from kbr.core.filters.refined.readout import RIDGE, Readout, corrected, fit_readout, readout_without
@@ -96,7 +96,7 @@ class RefinedFilter(BaseFilter):
         return self.kernel_filter.choice
 
     @property
-    def operators(self) -> FilterOperators:
+    def operators(self) -> Operators:
         return self.kernel_filter.operators
 
     @property

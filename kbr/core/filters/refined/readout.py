@@ -9,7 +9,7 @@ from torch import Tensor
 from kbr.core.filters.belief import KernelFilterResult
 from kbr.core.filters.kernel.cross_fitting import even_blocks, pieces_inside, rows_outside
 from kbr.core.filters.kernel.filter import KernelBayesFilter
-from kbr.core.filters.kernel.step import FilterOperators
+from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import Stored
 from kbr.core.filters.kernel.tuning import validation_start
 from kbr.core.inputs import check_positive
@@ -52,9 +52,7 @@ def design(mean: Tensor, predicted: Tensor, x: Tensor) -> Tensor:
     return torch.cat([mean, predicted, x, torch.ones_like(mean[..., :1])], -1)
 
 
-def predicted_means(
-    operators: FilterOperators, result: KernelFilterResult
-) -> Float[Tensor, "*s t dz"]:
+def predicted_means(operators: Operators, result: KernelFilterResult) -> Float[Tensor, "*s t dz"]:
     """Means of the predictions before each step of a filtered sequence."""
     assert result.states is not None
     dz, batch = operators.points.shape[-1], operators.points.shape[:-2]
@@ -67,7 +65,7 @@ def predicted_means(
 
 
 def corrected(
-    readout: Readout, operators: FilterOperators, result: KernelFilterResult, x: Tensor
+    readout: Readout, operators: Operators, result: KernelFilterResult, x: Tensor
 ) -> Float[Tensor, "*s t dz"]:
     """The means of a filtered sequence with the readout's correction; x are its observations."""
     flat = x.reshape(*result.mean.shape[:-1], -1)

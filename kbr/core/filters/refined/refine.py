@@ -19,8 +19,8 @@ from kbr.core.filters.kernel.cross_fitting import FOLDS, pieces_inside, rows_out
 from kbr.core.filters.kernel.engine import LowRank
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.large import is_large
+from kbr.core.filters.kernel.operators import dense_operators
 from kbr.core.filters.kernel.run import run_filter
-from kbr.core.filters.kernel.step import build_operators
 from kbr.core.filters.kernel.storage import Stored
 from kbr.core.filters.kernel.tuning import split_lengths, validation_start
 from kbr.core.filters.result import mean_squared_error
@@ -67,7 +67,7 @@ class Problem:
         stored, rest = self.stored, rows_outside(self.stored, block)
         z = rest.z
         psi = self._features(0, at.width_x, rest.x.double())
-        operators = build_operators(
+        operators = dense_operators(
             self.filt.rule,
             LowRank(psi),
             self._features(1, at.width_z, z),
@@ -75,7 +75,6 @@ class Problem:
             rest.lengths,
             eta=at.eta.exp(),
             lam_transition=at.lam_transition.exp(),
-            normalize=getattr(self.filt.rule, "normalize", False),
         )
         total = z.new_zeros(z.shape[:-2])
         for first, last in pieces_inside(stored.lengths, block):
