@@ -25,6 +25,10 @@ from kbr.core.linalg import pivoted_cholesky
 from kbr.core.rules import Rule
 from kbr.core.tables import at_rows, sum_rows, weighted_gram
 
+Weights = Float[Tensor, "*b s n"]
+Query = Float[Tensor, "*b s c"]
+Ridge = Float[Tensor, "*b s"]
+
 GROUP = 2**23  # numbers in the Gram matrices that are solved at once: 64 MB
 
 
@@ -39,13 +43,7 @@ class Update(Protocol):
         """Coordinates of observations, computed once for a whole sequence."""
         ...
 
-    def weights(
-        self,
-        rule: Rule,
-        ratio: Float[Tensor, "*b s n"],
-        query: Float[Tensor, "*b s c"],
-        lam: Float[Tensor, "*b s"],
-    ) -> Float[Tensor, "*b s n"]: ...
+    def weights(self, rule: Rule, ratio: Weights, query: Query, lam: Ridge) -> Weights: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +59,7 @@ class LowRank:
     def second(self, ratio: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s d d"]:
         return weighted_gram(ratio, self.features.train)
 
-    def weights(
-        self,
-        rule: Rule,
-        ratio: Float[Tensor, "*b s n"],
-        query: Float[Tensor, "*b s c"],
-        lam: Float[Tensor, "*b s"],
-    ) -> Float[Tensor, "*b s n"]:
+    def weights(self, rule: Rule, ratio: Weights, query: Query, lam: Ridge) -> Weights:
         psi = self.features.train
         s = rule.coefficients(self.second(ratio), query.unsqueeze(-1), psi.shape[-2], lam)
         return ratio * at_rows(s.squeeze(-1), psi)
@@ -98,13 +90,7 @@ class ActiveSet:
     def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
         return self.kernel(x, self.points)
 
-    def weights(
-        self,
-        rule: Rule,
-        ratio: Float[Tensor, "*b s n"],
-        query: Float[Tensor, "*b s c"],
-        lam: Float[Tensor, "*b s"],
-    ) -> Float[Tensor, "*b s n"]:
+    def weights(self, rule: Rule, ratio: Weights, query: Query, lam: Ridge) -> Weights:
         n = ratio.shape[-1]
         flat, cross = ratio.reshape(-1, n), query.expand_as(ratio).reshape(-1, n)
         lams, grams = lam.expand(ratio.shape[:-1]).reshape(-1), self.gram.reshape(-1, n, n)

@@ -70,7 +70,7 @@ class ExportedStep(nn.Module):
 
 def export_step(fitted: "Fitted", shape: tuple[int, ...], path: Path) -> None:
     """Write the program; low-rank, compressed and landmark filters of one data set export."""
-    operators, lam = fitted.operators, fitted.stored.choice.lam
+    operators, lam = fitted.operators, fitted.data.choice.lam
     if not isinstance(operators.update, LowRank) or isinstance(operators, KnownOperators):
         raise KbrError(
             f"the {operators.update.name} engine chooses points by their values, which a program "

@@ -7,9 +7,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult, result_from_moments
-from kbr.core.filters.kernel.step import Operators
+from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.rules import normalize_ratio, normalized
 from kbr.core.tables import blocks
+
+Summary = tuple[Tensor, Tensor, Tensor, Tensor]  # moments, evidence, |w|, coordinates
 
 NUMBERS = 20_000_000  # ratios at once when smoothing: 160 MB
 
@@ -17,30 +19,20 @@ NUMBERS = 20_000_000  # ratios at once when smoothing: 160 MB
 def run_filter(
     operators: Operators,
     query: Float[Tensor, "*b s t c"],
-    seen: Bool[Tensor, "*b s t"],
     lam: Float[Tensor, "*b s"],
+    seen: Bool[Tensor, "*b s t"] | None = None,
     familiar: Bool[Tensor, "*b s t"] | None = None,
 ) -> KernelFilterResult:
     """Filter every sequence from the uniform start; `query` holds the observations' coordinates.
 
-    Observations that are not `familiar` are no evidence.
+    Those that are not `seen`, or not `familiar`, are no evidence. None: all are.
     """
-    like = seen if familiar is None else familiar
     now = operators.start(query.shape[-3])
-    moments, evidence, norms, states = [], [], [], []
-    for x, there, known in zip(query.unbind(-2), seen.unbind(-1), like.unbind(-1), strict=True):
-        now = operators.step(now, x, lam, there, known)
-        moments.append(now.moments)
-        evidence.append(now.evidence)
-        states.append(now.state)
-        norms.append(torch.linalg.vector_norm(now.weights, dim=-1))
-    return result_from_moments(
-        operators.readout,
-        torch.stack(moments, -2),
-        torch.stack(evidence, -1),
-        torch.stack(norms, -1),
-        torch.stack(states, -2),
-    )
+    steps = []
+    for t, x in enumerate(query.unbind(-2)):
+        now = operators.step(now, x, lam, _at(seen, t), _at(familiar, t))
+        steps.append(_summary(now))
+    return _result(operators, steps)
 
 
 def run_forecast(
@@ -60,9 +52,9 @@ def run_forecast(
 def run_smoother(
     operators: Operators,
     query: Float[Tensor, "*b s t c"],
-    seen: Bool[Tensor, "*b s t"],
     lam: Float[Tensor, "*b s"],
     lam_transition: Float[Tensor, "*b"],
+    seen: Bool[Tensor, "*b s t"] | None = None,
     familiar: Bool[Tensor, "*b s t"] | None = None,
 ) -> KernelFilterResult:
     """Beliefs given the whole sequence: a filter forwards, one backwards, and one update of both.
@@ -73,24 +65,39 @@ def run_smoother(
     Ref:  Bresler 1986 (two-filter smoothing), here with learned ratios in place of densities.
     """
     backwards = operators.reverse(lam_transition)
-    like = seen if familiar is None else familiar
-    past = run_filter(operators, query, seen, lam, like)
-    future = run_filter(backwards, query.flip(-2), seen.flip(-1), lam, like.flip(-1))
-    moments, norms, states = [], [], []
+    past = run_filter(operators, query, lam, seen, familiar)
+    turned = (None if there is None else there.flip(-1) for there in (seen, familiar))
+    future = run_filter(backwards, query.flip(-2), lam, *turned)
+    steps = []
     for t, ratio in enumerate(_both(operators, backwards, past, future)):
         r = normalize_ratio(operators.weigh(ratio))
-        found = operators.posterior(r, query[..., t, :], lam, seen[..., t], like[..., t])
-        weights = normalized(*found, r / operators.n)
-        moments.append(operators.readout(weights))
-        states.append(operators.coordinates(weights))
-        norms.append(torch.linalg.vector_norm(weights, dim=-1))
+        conditions = (_at(seen, t), _at(familiar, t))
+        posterior = operators.posterior(r, query[..., t, :], lam, *conditions)
+        weights = normalized(*posterior, r / operators.n)
+        evidence = past.evidence[..., t]
+        steps.append(_summary(operators.belief(weights, evidence=evidence)))
+    return _result(operators, steps)
+
+
+def _summary(step: Step) -> Summary:
+    """What a result keeps of a step: of the weights, only their norm."""
+    norm = torch.linalg.vector_norm(step.weights, dim=-1)
+    return step.moments, step.evidence, norm, step.state
+
+
+def _result(operators: Operators, steps: list[Summary]) -> KernelFilterResult:
+    moments, evidence, norms, states = zip(*steps, strict=True)
     return result_from_moments(
         operators.readout,
         torch.stack(moments, -2),
-        past.evidence,
+        torch.stack(evidence, -1),
         torch.stack(norms, -1),
         torch.stack(states, -2),
     )
+
+
+def _at(there: Bool[Tensor, "*b s t"] | None, t: int) -> Bool[Tensor, "*b s"] | None:
+    return None if there is None else there[..., t]
 
 
 def _both(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
-from kbr.core.filters.kernel.engine import Update
+from kbr.core.filters.kernel.engine import Query, Ridge, Update, Weights
 from kbr.core.rules import NEGLIGIBLE, Rule, has_evidence, normalize_ratio, normalized
 
 
@@ -103,8 +103,8 @@ class Operators(ABC):
     def step(
         self,
         now: Step,
-        query: Float[Tensor, "*b s c"],
-        lam: Float[Tensor, "*b s"],
+        query: Query,
+        lam: Ridge,
         seen: Bool[Tensor, "*b s"] | None = None,
         familiar: Bool[Tensor, "*b s"] | None = None,
     ) -> Step:
@@ -129,12 +129,8 @@ class Operators(ABC):
         return self._kept(self.belief(weights, evidence=usable), total, keep, prediction)
 
     def posterior(
-        self,
-        r: Float[Tensor, "*b s n"],
-        query: Float[Tensor, "*b s c"],
-        lam: Float[Tensor, "*b s"],
-        *conditions: Bool[Tensor, "*b s"] | None,
-    ) -> tuple[Float[Tensor, "*b s n"], Float[Tensor, "*b s"], Bool[Tensor, "*b s"]]:
+        self, r: Weights, query: Query, lam: Ridge, *conditions: Bool[Tensor, "*b s"] | None
+    ) -> tuple[Weights, Float[Tensor, "*b s"], Bool[Tensor, "*b s"]]:
         """Weights as the rule gives them, their total, and whether they are evidence."""
         weights = self.update.weights(self.rule, r, query, lam)
         total = weights.sum(-1)
