@@ -24,7 +24,7 @@ VALIDATION_STEPS = 200
 MINIMUM_STEPS = 6
 FOLDS = 3
 
-Pair = tuple[Float[Tensor, "*b t dx"], Float[Tensor, "*b t dz"]]
+Pair = tuple[Float[Tensor, "*b _ dx"], Float[Tensor, "*b _ dz"]]
 
 
 def validation_start(n: int) -> int:
