@@ -169,9 +169,9 @@ class TestRule:
         assert weights.shape == (15, 3)
         r = rule.effective_ratio(ratio)
         for column, q in zip(weights.mT, query, strict=True):
-            s = rule.coefficients(psi.mT @ (r.unsqueeze(-1) * psi), q, 15, lam)
-            step = r * (psi @ s)
-            gram = rule.gram_weights(psi @ psi.mT, psi @ q, r, 15, lam)
+            s = rule.coefficients(psi.mT @ (r.unsqueeze(-1) * psi), q.unsqueeze(-1), 15, lam)
+            step = r * (psi @ s).squeeze(-1)
+            gram = rule.gram_weights(psi @ psi.mT, psi @ q.unsqueeze(-1), r, 15, lam).squeeze(-1)
             torch.testing.assert_close(step, gram, rtol=0, atol=1e-8)
             if float(step.sum()) > 0.2 * float(step.abs().sum()):  # rules may scale to sum one
                 torch.testing.assert_close(

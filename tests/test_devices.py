@@ -121,8 +121,8 @@ def test_steps_on_another_device_stay_there(kind, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # no value is looked at
     operators, query, seen, lam = (moved(part) for part in (filt.operators, query, seen, lam))
     for result in (
-        run_filter(operators, query, seen, lam),
-        run_smoother(operators, query, seen, lam, lam.squeeze(0)),
+        run_filter(operators, query, lam, seen),
+        run_smoother(operators, query, lam, lam.squeeze(0), seen),
     ):
         assert {result.mean.device.type, result.cov.device.type} == {"meta"}
         assert result.mean.shape == (1, 8, 2)

@@ -24,7 +24,6 @@ from kbr import (
 from kbr.core.filters.sequences import training_sequences
 from kbr.core.inputs import as_pairs, as_tensor, check_positive
 from kbr.core.linalg import ridge_solve
-from kbr.core.rules import importance_weighted
 
 X, Z = np.random.default_rng(0).normal(size=(2, 6, 2))
 
@@ -356,6 +355,6 @@ def test_wrong_shapes_fail_in_the_test_run():
     """Signatures are checked here: three ratios for four points do not pass."""
     psi = torch.ones(4, 2, dtype=torch.float64)
     with pytest.raises(jaxtyping.TypeCheckError, match="ratio"):
-        importance_weighted(psi, psi, torch.ones(3, dtype=torch.float64), lam=0.1)
+        ImportanceWeightedRule(lam=0.1).weights(psi, psi, torch.ones(3, dtype=torch.float64))
     with pytest.raises(jaxtyping.TypeCheckError):
         ridge_solve(psi, psi, ridge=0.1)

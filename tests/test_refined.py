@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kbr import KbrError, KernelBayesFilter, Linear
+from kbr import KbrError, KernelBayesFilter
 from kbr.core.datasets.dynamics import Oscillatory
-from kbr.core.filters.kernel.cross_fitting import lengths_outside, pieces_inside
-from kbr.core.filters.refined.filter import RefinedFilter, trial_state
-from kbr.core.filters.refined.readout import fit_readout, predicted_means
-from kbr.core.filters.refined.refine import (
+from kbr.core.filters.kernel.validation import lengths_outside, pieces_inside
+from kbr.core.filters.refined.descent import (
+    descend,
     held_out_error,
     make_problem,
-    refine,
     with_values,
 )
+from kbr.core.filters.refined.filter import RefinedFilter, trial_state
+from kbr.core.filters.refined.readout import fit_readout, predicted_means
 from kbr.core.rules import ImportanceWeightedRule
 
 SMALL = {"scales": (0.7, 1.4), "lams": (1e-3, 1e-2)}
@@ -40,7 +40,7 @@ def refined(data):
 
 
 def test_the_gradient_through_the_unrolled_filter_is_that_of_finite_differences(tuned):
-    problem = make_problem(tuned, rank=12)
+    problem = make_problem(tuned.fitted, rank=12)
     moved = [torch.zeros_like(value).requires_grad_() for value in vars(problem.start).values()]
     problem.error(problem.values(moved), range(30, 45)).sum().backward()
     step = 1e-5
@@ -59,17 +59,18 @@ def test_the_gradient_through_the_unrolled_filter_is_that_of_finite_differences(
 @pytest.mark.parametrize("rate", [0.1, 3.0])
 def test_refining_never_ends_above_the_validation_error_it_began_with(tuned, rate):
     """A rate far too large moves values anywhere: the start is kept."""
-    made = refine(tuned, steps=3, rate=rate)
-    problem = make_problem(tuned)
+    made = descend(tuned.fitted, steps=3, rate=rate)
+    problem = make_problem(tuned.fitted)
     start = with_values(problem, [torch.zeros_like(v) for v in vars(problem.start).values()])
     before, after = held_out_error(start), held_out_error(made)
     assert bool((after <= before * (1 + 1e-6)).all())
-    torch.testing.assert_close(made.choice.val_mse, after)
+    torch.testing.assert_close(made.data.choice.val_mse, after)
 
 
 def test_a_refined_filter_is_an_ordinary_one(data, tmp_path):
     x, z, x_test, _ = (part[0] for part in data)
-    made = refine(KernelBayesFilter(**SMALL).fit(x, z), steps=3)
+    fitted = KernelBayesFilter(**SMALL).fit(x, z).fitted
+    made = KernelBayesFilter.of(descend(fitted, steps=3))
     made.save(tmp_path / "filter.pt")
     again = KernelBayesFilter.load(tmp_path / "filter.pt")
     torch.testing.assert_close(again.filter(x_test).mean, made.filter(x_test).mean)
@@ -77,14 +78,15 @@ def test_a_refined_filter_is_an_ordinary_one(data, tmp_path):
 
 
 def test_data_sets_refined_together_are_those_refined_alone(data, tuned):
-    together = refine(tuned, steps=3)
-    alone = refine(KernelBayesFilter(**SMALL).fit(data[0][1], data[1][1]), steps=3)
-    torch.testing.assert_close(together.choice.lam[1], alone.choice.lam, rtol=1e-3, atol=0)
+    together = descend(tuned.fitted, steps=3).data.choice
+    one = KernelBayesFilter(**SMALL).fit(data[0][1], data[1][1]).fitted
+    alone = descend(one, steps=3).data.choice
+    torch.testing.assert_close(together.lam[1], alone.lam, rtol=1e-3, atol=0)
 
 
 def test_a_readout_with_a_huge_ridge_changes_nothing(data, tuned):
     result = tuned.filter(data[2])
-    readout = fit_readout(tuned, ridge=1e12)
+    readout = fit_readout(tuned.fitted, ridge=1e12)
     found = readout(result.mean, predicted_means(tuned.operators, result), data[2], result.evidence)
     torch.testing.assert_close(found, result.mean, rtol=0, atol=1e-8)
 
@@ -108,7 +110,7 @@ def test_a_readout_is_learned_from_steps_that_the_filter_did_not_see(data):
     x, z = data[0][0], data[1][0] + 5
     rule = ImportanceWeightedRule(normalize=False, lam=1e-2)
     base = KernelBayesFilter(rule=rule, scales=(0.5,), eta=1e-3, standardize=False)
-    readout = fit_readout(base.fit(x, z), ridge=1.0)
+    readout = fit_readout(base.fit(x, z).fitted, ridge=1.0)
     rows, missed = [], []
     for a, b in ((0, 30), (30, 60), (60, 90)):
         parts = [part for part in (slice(0, a), slice(b, 90)) if part.start < part.stop]
@@ -156,8 +158,9 @@ def test_mistakes_are_named(data):
         RefinedFilter().filter(x)
     with pytest.raises(KbrError, match="steps"):
         RefinedFilter(steps=-1)
+    linear = KernelBayesFilter(rule=ImportanceWeightedRule(kernel_x=Linear()), **SMALL).fit(x, z)
     with pytest.raises(KbrError, match="kernel_x"):
-        refine(KernelBayesFilter(rule=ImportanceWeightedRule(kernel_x=Linear()), **SMALL).fit(x, z))
+        descend(linear.fitted)
     with pytest.raises(KbrError, match="no refined filter"):
         RefinedFilter.from_state({})
 

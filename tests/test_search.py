@@ -6,9 +6,10 @@ import torch
 from kbr import ImportanceWeightedRule, KernelBayesFilter
 from kbr.app.models.notes import edge_notes
 from kbr.core.datasets.dynamics import Rotation
-from kbr.core.filters.kernel.recipe import Recipe
+from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.search import Edge, Space, search, search_ridge
-from kbr.core.filters.kernel.tuning import block_errors
+from kbr.core.filters.kernel.settings import Settings
+from kbr.core.filters.kernel.validation import block_errors
 
 USUAL = {"scales": (1.0, 0.5, 2.0), "lams": (1e-3, 1e-2, 1e-1)}
 WIDE = {"lam_bounds": (1e-9, 1e3)}
@@ -86,11 +87,11 @@ def test_the_ridge_of_the_least_score(low):
 def test_lams_share_the_factors(monkeypatch):
     data = Rotation().generate(n_train=60, n_test=1, seed=0)
     x, z = data.x_train.unsqueeze(0), data.z_train.unsqueeze(0)
-    recipe = KernelBayesFilter(eta=1e-3)._recipe
+    builder = Builder(Settings(eta=1e-3))
     calls = []
     for name in ("latents", "update"):
-        monkeypatch.setattr(Recipe, name, counted(getattr(Recipe, name), name, calls))
-    row = block_errors(recipe, (x[:, :40], z[:, :40]), [40], [(x[:, 40:], z[:, 40:])], 1.0)
+        monkeypatch.setattr(Builder, name, counted(getattr(Builder, name), name, calls))
+    row = block_errors(builder, (x[:, :40], z[:, :40]), [40], [(x[:, 40:], z[:, 40:])], 1.0)
     first = row(places(1e-4, 1e-3).unsqueeze(0))
     again = row(places(1e-3, 1e-2, 1e2).unsqueeze(0))
     assert calls == ["latents", "update"]

@@ -5,7 +5,7 @@ alone, and it sees the data only through three sums. These give the exact loss a
 number of points in the memory of one chunk, or of points spread over several workers.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +14,6 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.linalg import ridge_cholesky, ridge_solve
-
-Chunk = tuple[
-    Tensor, Tensor, Tensor | None
-]  # observations, phi [m p], weights [m] or None for ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,27 +81,6 @@ def feature_loss(
     return loss_from_sums(feature_sums(psi, phi, ratio), lam=lam)
 
 
-def feature_loss_gram(
-    psi: Float[Tensor, "*b n d"],
-    gram_z: Float[Tensor, "*b n n"],
-    ratio: Float[Tensor, "*b n"] | None = None,
-    *,
-    lam: float,
-) -> Float[Tensor, "*b"]:
-    """The same loss from the Gram matrix of z, as the paper writes it: O(n^2 d).
-
-    Math: tr(G_Z (D - D Psi (Psi'D Psi + n lam I)^-1 Psi'D)) / n.
-    Ref:  Xu et al. 2022, section 3.3; the paper's lambda is n lam here.
-    """
-    psi, g_z = psi.to(torch.float64), gram_z.to(torch.float64)
-    n = psi.shape[-2]
-    r = psi.new_ones(psi.shape[:-1]) if ratio is None else ratio.to(torch.float64)
-    rows = r.unsqueeze(-1) * psi
-    solved = ridge_solve(psi.mT @ rows, rows.mT, ridge=n * lam, name="n lam")
-    explained = ((g_z @ rows) * solved.mT).sum((-2, -1))
-    return ((g_z.diagonal(dim1=-2, dim2=-1) * r).sum(-1) - explained) / n
-
-
 def add_up(parts: Iterable[FeatureSums]) -> FeatureSums:
     """The sums of all parts together."""
     total: FeatureSums | None = None
@@ -144,40 +119,3 @@ def share_of_loss(part: FeatureSums, cotangents: FeatureSums) -> Float[Tensor, "
     second = (cotangents.second * part.second).sum((-2, -1))
     cross = (cotangents.cross * part.cross).sum((-2, -1))
     return second + cross + cotangents.energy * part.energy
-
-
-def chunked_feature_loss(
-    encode: Callable[[Tensor], Tensor],
-    chunks: Callable[[], Iterable[Chunk]],
-    *,
-    lam: float,
-    seed: int = 0,
-) -> Float[Tensor, ""]:
-    """The full-batch loss, with its exact gradient added to every parameter's `.grad`.
-
-    Two passes over the chunks: sums without a graph, then the backward pass of each chunk's share.
-    Memory is that of one chunk. `chunks()` must give the same chunks both times.
-
-    Dropout and other random layers draw the same numbers for a chunk in both passes, from
-    `seed` and the chunk's index; the global random state is left as it was. Batch normalisation
-    in training mode sees one chunk at a time, so its statistics, and the loss, are not those of the
-    full batch: put such layers in eval mode, or train on one batch.
-    """
-    with torch.no_grad():
-        total = add_up(_parts(encode, chunks, seed))
-    loss, cotangents = loss_and_cotangents(total, lam=lam)
-    for part in _parts(encode, chunks, seed):
-        torch.autograd.backward(share_of_loss(part, cotangents))
-    return loss
-
-
-def _parts(
-    encode: Callable[[Tensor], Tensor], chunks: Callable[[], Iterable[Chunk]], seed: int
-) -> Iterator[FeatureSums]:
-    """Every chunk's sums, each computed from a random state of its own."""
-    for index, (x, phi, ratio) in enumerate(chunks()):
-        devices = [x.device] if x.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed((seed * 1_000_003 + index) % 2**63)
-            psi = encode(x)
-        yield feature_sums(psi, phi, ratio)

@@ -1,7 +1,8 @@
 """Kernel Bayes' rules: from training pairs, a prior embedding and an observation to the posterior.
 
-Both rules exist as pure functions of finite features (the n x n Gram form is used where there are
-more features than points; the two are equal), and as objects that fit kernels and ratios.
+A rule is one class with its formula in two forms that are equal: from finite features, and from
+Gram matrices where there are more features than points. What ratio and weights are scaled to, and
+what is answered without evidence, stands once, in `Rule` and `normalized`.
 """
 
 import math
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.embedding import Embedding
@@ -24,55 +25,6 @@ Form = Literal["auto", "gram", "feature"]
 NEGLIGIBLE = 0.1  # weights with sum w <= NEGLIGIBLE * sum |w| carry no usable evidence
 
 
-def importance_weighted(
-    psi: Float[Tensor, "*b n d"],
-    query: Float[Tensor, "*b q d"],
-    ratio: Float[Tensor, "*b n"],
-    *,
-    lam: float | Tensor,
-    form: Form = "auto",
-) -> Float[Tensor, "*b n q"]:
-    """Weights of the importance-weighted posterior at q observations.
-
-    Math: w = D Psi (Psi' D Psi + n lam I)^-1 psi(x),  D = diag(max(r, 0)); Gram form:
-          w = D^.5 (D^.5 G_X D^.5 + n lam I)^-1 D^.5 g_x.
-    Ref:  Xu et al. 2022, Algorithm 1, step 3, and section 3.3.
-    """
-    psi, query = psi.to(torch.float64), query.to(torch.float64)
-    n, d = psi.shape[-2:]
-    r = ratio.to(torch.float64).clamp_min(0).unsqueeze(-1)
-    ridge = n * torch.as_tensor(lam, dtype=torch.float64, device=psi.device)
-    if form == "gram" or (form == "auto" and d > n):
-        root = r.sqrt()
-        rows = root * psi
-        return root * ridge_solve(rows @ rows.mT, rows @ query.mT, ridge=ridge, name="n lam")
-    return r * (psi @ ridge_solve(psi.mT @ (r * psi), query.mT, ridge=ridge, name="n lam"))
-
-
-def original(
-    psi: Float[Tensor, "*b n d"],
-    query: Float[Tensor, "*b q d"],
-    ratio: Float[Tensor, "*b n"],
-    *,
-    lam: float | Tensor,
-    form: Form = "auto",
-) -> Float[Tensor, "*b n q"]:
-    """Weights of the original kernel Bayes' rule at q observations; the ratio keeps its sign.
-
-    Math: w = L Psi (C^2 + lam I)^-1 C psi(x),  L = diag(r)/n, C = Psi' L Psi; Gram form:
-          w = L G_X ((L G_X)^2 + lam I)^-1 L g_x.
-    Ref:  Fukumizu, Song and Gretton 2013; Xu et al. 2022, equation for the original estimator.
-    """
-    psi, query = psi.to(torch.float64), query.to(torch.float64)
-    n, d = psi.shape[-2:]
-    weight = ratio.to(torch.float64).unsqueeze(-1) / n
-    if form == "gram" or (form == "auto" and d > n):
-        product = weight * (psi @ psi.mT)  # L G_X: not symmetric, so a general solve
-        right = weight * (psi @ query.mT)
-        return product @ general_ridge_solve(product @ product, right, ridge=lam, name="lam")
-    return weight * (psi @ squared_ridge_solve(psi.mT @ (weight * psi), query.mT, ridge=lam))
-
-
 def normalize_ratio(ratio: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
     """max(r, 0) scaled to average one; uniform where no entry is positive."""
     positive = ratio.clamp_min(0)
@@ -84,10 +36,21 @@ def normalize_ratio(ratio: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
     return torch.where(usable, positive / mean, 1.0)
 
 
-def has_evidence(weights: Float[Tensor, "*b n"], total: Tensor | None = None) -> Tensor:
+def has_evidence(weights: Float[Tensor, "*b n"], total: Float[Tensor, "*b"]) -> Bool[Tensor, "*b"]:
     """Whether the total weight is more than rounding and cancellation."""
     size: Tensor = torch.linalg.vector_norm(weights, 1, -1)
-    return (weights.sum(-1) if total is None else total) > NEGLIGIBLE * size
+    return total > NEGLIGIBLE * size
+
+
+def normalized(
+    values: Float[Tensor, "*b k"],
+    total: Float[Tensor, "*b"],
+    usable: Bool[Tensor, "*b"],
+    otherwise: float | Tensor,
+) -> Float[Tensor, "*b k"]:
+    """Values over the total weight where that is usable, else what stands without it."""
+    there = usable.unsqueeze(-1)
+    return torch.where(there, values / torch.where(there, total.unsqueeze(-1), 1.0), otherwise)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,7 +108,11 @@ class FittedRule:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rule:
-    """What the rules share: kernels or feature maps for x and z, a ratio and a ridge."""
+    """What the rules share: kernels or feature maps for x and z, a ratio and a ridge.
+
+    A new rule is a subclass with two methods, its formula in both forms: `coefficients` from
+    features and `gram_weights` from Gram matrices. It may also set LAMS, SPARSE and `normalize`.
+    """
 
     kernel_x: Kernel | FeatureMap = field(default_factory=Gaussian)
     kernel_z: Kernel | FeatureMap = field(default_factory=Gaussian)
@@ -153,11 +120,61 @@ class Rule:
     lam: float | Tensor | None = None
     form: Form = "auto"
     LAMS: ClassVar[tuple[float, ...]] = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # tried by filters
-    SPARSE: ClassVar[bool] = True  # whether ratios of zero let points drop out
+    SPARSE: ClassVar[bool] = True  # max(r, 0) is used: points with a ratio of zero drop out
 
     def __post_init__(self) -> None:
         if self.lam is not None:
             check_positive(self.lam, name="lam")
+
+    @property
+    def normalize(self) -> bool:
+        """Whether weights are scaled to sum to one, with the prior where there is no evidence."""
+        return True
+
+    def coefficients(
+        self, second: Float[Tensor, "*b d d"], query: Float[Tensor, "*b d q"], n: int, lam: Tensor
+    ) -> Float[Tensor, "*b d q"]:
+        """s in w_i = r_i psi_i's at observations psi(x), given second = Psi' diag(r) Psi."""
+        raise NotImplementedError
+
+    def gram_weights(
+        self,
+        gram: Float[Tensor, "*b k k"],
+        cross: Float[Tensor, "*b k q"],
+        ratio: Float[Tensor, "*b k"],
+        n: int,
+        lam: Tensor,
+    ) -> Float[Tensor, "*b k q"]:
+        """The same weights from G_X and g_x, for k points chosen among n (those with a ratio)."""
+        raise NotImplementedError
+
+    def effective_ratio(self, ratio: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+        """The ratio as this rule uses it: as it is, or its positive part, scaled to average one."""
+        if not self.SPARSE:
+            return ratio
+        return normalize_ratio(ratio) if self.normalize else ratio.clamp_min(0)
+
+    def weights(
+        self,
+        psi: Float[Tensor, "*b n d"],
+        query: Float[Tensor, "*b q d"],
+        ratio: Float[Tensor, "*b n"],
+    ) -> Float[Tensor, "*b n q"]:
+        """Posterior weights from features of the training points and of the observations."""
+        assert self.lam is not None
+        psi, query = psi.to(torch.float64), query.to(torch.float64)
+        n, d = psi.shape[-2:]
+        lam = torch.as_tensor(self.lam, dtype=torch.float64, device=psi.device)
+        r = self.effective_ratio(ratio.to(torch.float64))
+        if self.form == "gram" or (self.form == "auto" and d > n):
+            w = self.gram_weights(psi @ psi.mT, psi @ query.mT, r, n, lam)
+        else:
+            rows = r.unsqueeze(-1) * psi
+            w = rows @ self.coefficients(psi.mT @ rows, query.mT, n, lam)
+        if not self.normalize:
+            return w
+        total = w.sum(-2)
+        return normalized(w.mT, total, has_evidence(w.mT, total), r.unsqueeze(-2) / n).mT
 
     def fit(self, x: ArrayLike, z: ArrayLike) -> FittedRule:
         """Features of the training pairs x [*b n ...], z [*b n dz]."""
@@ -173,40 +190,14 @@ class Rule:
             shape=shape,
         )
 
-    def weights(
-        self,
-        psi: Float[Tensor, "*b n d"],
-        query: Float[Tensor, "*b q d"],
-        ratio: Float[Tensor, "*b n"],
-    ) -> Float[Tensor, "*b n q"]:
-        """Posterior weights from features of the training points and of the observations."""
-        raise NotImplementedError
-
-    def effective_ratio(self, ratio: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-        """The ratio as this rule uses it (positive part, scaled, ...)."""
-        raise NotImplementedError
-
-    def coefficients(
-        self, second: Float[Tensor, "*b d d"], query: Float[Tensor, "*b d"], n: int, lam: Tensor
-    ) -> Float[Tensor, "*b d"]:
-        """s in w_i = r_i psi_i's, given second = Psi' diag(r) Psi: one step of a filter."""
-        raise NotImplementedError
-
-    def gram_weights(
-        self,
-        gram: Float[Tensor, "*b n n"],
-        cross: Float[Tensor, "*b n"],
-        ratio: Float[Tensor, "*b n"],
-        n: int,
-        lam: Tensor,
-    ) -> Float[Tensor, "*b n"]:
-        """The weights from Gram matrices, for points chosen among n (those with a ratio)."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImportanceWeightedRule(Rule):
     """Importance-weighted kernel Bayes' rule (IW-KBR).
+
+    Math: w = D Psi (Psi' D Psi + n lam I)^-1 psi(x),  D = diag(max(r, 0)); Gram form:
+          w = D^.5 (D^.5 G_X D^.5 + n lam I)^-1 D^.5 g_x.
+    Ref:  Xu et al. 2022, Algorithm 1, step 3, and section 3.3.
 
     `normalize=True` scales the ratio to average one and the weights to sum to one, and answers with
     the prior where the observation carries no usable evidence; `normalize=False` is Algorithm 1 of
@@ -215,79 +206,45 @@ class ImportanceWeightedRule(Rule):
 
     normalize: bool = True
 
-    def weights(
-        self,
-        psi: Float[Tensor, "*b n d"],
-        query: Float[Tensor, "*b q d"],
-        ratio: Float[Tensor, "*b n"],
-    ) -> Float[Tensor, "*b n q"]:
-        assert self.lam is not None
-        r = self.effective_ratio(ratio.to(torch.float64))
-        w = importance_weighted(psi, query, r, lam=self.lam, form=self.form)
-        if not self.normalize:
-            return w
-        usable = has_evidence(w.mT).unsqueeze(-2)
-        total = torch.where(usable, w.sum(-2, keepdim=True), torch.ones_like(w[..., :1, :]))
-        return torch.where(usable, w / total, r.unsqueeze(-1) / r.shape[-1])
-
-    def effective_ratio(self, ratio: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-        return normalize_ratio(ratio) if self.normalize else ratio.clamp_min(0)
-
     def coefficients(
-        self, second: Float[Tensor, "*b d d"], query: Float[Tensor, "*b d"], n: int, lam: Tensor
-    ) -> Float[Tensor, "*b d"]:
-        return ridge_solve(second, query.unsqueeze(-1), ridge=n * lam, name="n lam").squeeze(-1)
+        self, second: Float[Tensor, "*b d d"], query: Float[Tensor, "*b d q"], n: int, lam: Tensor
+    ) -> Float[Tensor, "*b d q"]:
+        return ridge_solve(second, query, ridge=n * lam, name="n lam")
 
     def gram_weights(
-        self,
-        gram: Float[Tensor, "*b n n"],
-        cross: Float[Tensor, "*b n"],
-        ratio: Float[Tensor, "*b n"],
-        n: int,
-        lam: Tensor,
-    ) -> Float[Tensor, "*b n"]:
+        self, gram: Tensor, cross: Tensor, ratio: Tensor, n: int, lam: Tensor
+    ) -> Float[Tensor, "*b k q"]:
         root = ratio.sqrt().unsqueeze(-1)
-        right = root * cross.unsqueeze(-1)
-        return (
-            root * ridge_solve(root * gram * root.mT, right, ridge=n * lam, name="n lam")
-        ).squeeze(-1)
+        system = root * gram * root.mT
+        return root * ridge_solve(system, root * cross, ridge=n * lam, name="n lam")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OriginalRule(Rule):
-    """The original kernel Bayes' rule of Fukumizu, Song and Gretton 2013."""
+    """The original kernel Bayes' rule; the ratio keeps its sign, and weights stand as they are.
+
+    Math: w = L Psi (C^2 + lam I)^-1 C psi(x),  L = diag(r)/n, C = Psi' L Psi; Gram form:
+          w = L G_X ((L G_X)^2 + lam I)^-1 L g_x.
+    Ref:  Fukumizu, Song and Gretton 2013; Xu et al. 2022, equation for the original estimator.
+    """
 
     # lam here is added to a squared operator, so its useful range is the square of the other's.
     LAMS: ClassVar[tuple[float, ...]] = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
     SPARSE: ClassVar[bool] = False
 
-    def weights(
-        self,
-        psi: Float[Tensor, "*b n d"],
-        query: Float[Tensor, "*b q d"],
-        ratio: Float[Tensor, "*b n"],
-    ) -> Float[Tensor, "*b n q"]:
-        assert self.lam is not None
-        return original(psi, query, ratio, lam=self.lam, form=self.form)
-
-    def effective_ratio(self, ratio: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-        return ratio
+    @property
+    def normalize(self) -> bool:
+        return False
 
     def coefficients(
-        self, second: Float[Tensor, "*b d d"], query: Float[Tensor, "*b d"], n: int, lam: Tensor
-    ) -> Float[Tensor, "*b d"]:
-        return squared_ridge_solve(second / n, query.unsqueeze(-1), ridge=lam).squeeze(-1) / n
+        self, second: Float[Tensor, "*b d d"], query: Float[Tensor, "*b d q"], n: int, lam: Tensor
+    ) -> Float[Tensor, "*b d q"]:
+        return squared_ridge_solve(second / n, query, ridge=lam) / n
 
     def gram_weights(
-        self,
-        gram: Float[Tensor, "*b n n"],
-        cross: Float[Tensor, "*b n"],
-        ratio: Float[Tensor, "*b n"],
-        n: int,
-        lam: Tensor,
-    ) -> Float[Tensor, "*b n"]:
+        self, gram: Tensor, cross: Tensor, ratio: Tensor, n: int, lam: Tensor
+    ) -> Float[Tensor, "*b k q"]:
         weight = ratio.unsqueeze(-1) / n
-        product = weight * gram
-        right = weight * cross.unsqueeze(-1)
-        solved = general_ridge_solve(product @ product, right, ridge=lam, name="lam")
-        return (product @ solved).squeeze(-1)
+        product = weight * gram  # L G_X: not symmetric, so a general solve
+        right = weight * cross
+        return product @ general_ridge_solve(product @ product, right, ridge=lam, name="lam")

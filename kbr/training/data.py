@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel.tuning import split_lengths, validation_start
+from kbr.core.filters.kernel.validation import split_lengths, validation_start
 from kbr.core.filters.training_data import training_data
 from kbr.core.inputs import as_tensor, check_finite
 from kbr.core.io.file_rows import FileRows

@@ -25,12 +25,13 @@ from kbr.app.tasks.task import PosteriorMean, Problem, Sequential
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap
-from kbr.core.filters.kernel.filter import WIDTHS, KernelBayesFilter
+from kbr.core.filters.kernel.choice import CHOICES
+from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.large import is_large
+from kbr.core.filters.kernel.settings import WIDTHS
 from kbr.core.filters.kernel.storage import RUN_KIND as KIND  # of the checkpoints written here
 from kbr.core.filters.kernel.storage import member
-from kbr.core.filters.kernel.tuning import CHOICES
 from kbr.core.io import checkpoint
 from kbr.core.kernels import Kernel
 from kbr.core.ratios import ExactRatio, KuLSIF, Ratio
@@ -178,7 +179,7 @@ class KernelMethod:
             test_seconds=spent,
             info={
                 "filter/engine": operators.update.name,
-                "filter/rank_z": operators.phi.shape[-1],
+                "filter/rank_z": operators.rank,
                 **problem.info(),
             },
             notes=(

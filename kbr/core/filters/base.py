@@ -4,8 +4,9 @@ A subclass filters in inner coordinates; this class stands between it and the us
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Answering, Belief
 from kbr.core.filters.result import FilterResult, joined, reordered
+from kbr.core.filters.training_data import TrainingData, training_data
 from kbr.core.inputs import ArrayLike, as_tensor
 from kbr.core.io.file_rows import FileRows
 from kbr.core.uncertainty.adaptive import RATE, stretched, stretches
@@ -21,6 +23,8 @@ from kbr.core.uncertainty.calibration import NEVER, Calibration, bridges_of, hor
 from kbr.core.uncertainty.regions import Ellipsoid, credible_region
 from kbr.core.units.columns import is_table
 from kbr.core.units.units import Units
+
+Trainable = TypeVar("Trainable", bound="TrainableFilter")
 
 
 class BaseFilter(ABC):
@@ -201,6 +205,42 @@ class BaseFilter(ABC):
         outside = region.distance(z) / region.radius2
         found = stretches(outside, delay=delay)
         return replace(result, cov=result.cov * found[..., None, None], stretch=found)
+
+
+class TrainableFilter(BaseFilter):
+    """A filter that learns from training sequences in the user's units."""
+
+    @property
+    @abstractmethod
+    def standardized(self) -> tuple[bool, bool]:
+        """Whether x and z are standardised."""
+
+    @abstractmethod
+    def _learn(self, data: TrainingData, progress: Any) -> None:
+        """Fit to sequences in inner coordinates."""
+
+    def fit(
+        self: Trainable,
+        x: Any,
+        z: Any,
+        *,
+        time: Any = None,
+        circular: Sequence[str] | str = (),
+        angle_unit: str = "degrees",
+        units: Units | None = None,
+        progress: Any = None,
+    ) -> Trainable:
+        """Learn from x [*b T ...] and z [*b T dz], or from lists of sequences of any lengths.
+
+        Arrays or tables with named columns. Rows with missing values, and gaps of `time`, cut a
+        sequence. `circular` names the angles among the columns (x_1, ..., z_1, ... of arrays).
+        `units` of another recording take the place of those found here. Batch dimensions of z are
+        independent data sets, each with its own hyper-parameters. `progress` is handed the trials
+        of a search, to show them.
+        """
+        about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
+        self._learn(training_data(x, z, standardize=self.standardized, **about), progress)
+        return self
 
 
 def never(like: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from kbr.core.errors import KbrError
 from kbr.core.features import Identity, PivotedCholesky, RandomFourier
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult
 from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.filters.kernel.held_out import measured
 from kbr.core.filters.kernel.search import SCALE_BOUNDS, Space
 from kbr.core.filters.training_data import TrainingData
 from kbr.core.inputs import check_positive
@@ -114,7 +115,7 @@ class LearnedFilter(TrainedFilter):
             )
         rule = ImportanceWeightedRule(kernel_x=Identity())
         tuned = KernelBayesFilter(rule=rule, etas=self._etas())
-        choice = tuned._fit(self._on_features(), space=self._space()).choice
+        choice = tuned.learned(self._on_features(), space=self._space()).data.choice
         capped = self.scales is None
         self.val_mse = float(choice.val_mse)
         self.edges = tuple(
@@ -145,14 +146,15 @@ class LearnedFilter(TrainedFilter):
     def _build_filter(self) -> KernelBayesFilter:
         """The filter of the chosen hyper-parameters: the same after training and from a file."""
         rule = ImportanceWeightedRule(kernel_x=Identity(), lam=self.chosen["lam"])
-        made = KernelBayesFilter(
+        filt = KernelBayesFilter(
             rule=rule,
             eta=self.chosen["eta"],
             lam_transition=self.chosen["lam_transition"],
             scales=(self.chosen["scale"],),
-        )._fit(self._on_features())
-        made._calibrate(first_too=False)  # the network has seen all but the validation block
-        return made
+        )
+        fitted = filt.learned(self._on_features())
+        # The network has seen all but the validation block.
+        return KernelBayesFilter.of(measured(fitted, first_too=False))
 
     def _on_features(self) -> TrainingData:
         """What the kernel filter is fitted to: features as they are, latents in their units."""

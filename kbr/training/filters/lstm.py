@@ -11,7 +11,7 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.base import never
 from kbr.core.filters.belief import Belief, Moments
 from kbr.core.filters.kernel.held_out import answers
-from kbr.core.filters.kernel.tuning import split_lengths, validation_start
+from kbr.core.filters.kernel.validation import split_lengths, validation_start
 from kbr.core.filters.result import FilterResult, mean_squared_error
 from kbr.core.io.file_rows import FileRows
 from kbr.core.uncertainty.calibration import (

@@ -25,6 +25,10 @@ from kbr.core.linalg import pivoted_cholesky
 from kbr.core.rules import Rule
 from kbr.core.tables import at_rows, sum_rows, weighted_gram
 
+Weights = Float[Tensor, "*b s n"]
+Query = Float[Tensor, "*b s c"]
+Ridge = Float[Tensor, "*b s"]
+
 GROUP = 2**23  # numbers in the Gram matrices that are solved at once: 64 MB
 
 
@@ -39,13 +43,7 @@ class Update(Protocol):
         """Coordinates of observations, computed once for a whole sequence."""
         ...
 
-    def weights(
-        self,
-        rule: Rule,
-        ratio: Float[Tensor, "*b s n"],
-        query: Float[Tensor, "*b s c"],
-        lam: Float[Tensor, "*b s"],
-    ) -> Float[Tensor, "*b s n"]: ...
+    def weights(self, rule: Rule, ratio: Weights, query: Query, lam: Ridge) -> Weights: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,16 +59,10 @@ class LowRank:
     def second(self, ratio: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s d d"]:
         return weighted_gram(ratio, self.features.train)
 
-    def weights(
-        self,
-        rule: Rule,
-        ratio: Float[Tensor, "*b s n"],
-        query: Float[Tensor, "*b s c"],
-        lam: Float[Tensor, "*b s"],
-    ) -> Float[Tensor, "*b s n"]:
+    def weights(self, rule: Rule, ratio: Weights, query: Query, lam: Ridge) -> Weights:
         psi = self.features.train
-        s = rule.coefficients(self.second(ratio), query, psi.shape[-2], lam)
-        return ratio * at_rows(s, psi)
+        s = rule.coefficients(self.second(ratio), query.unsqueeze(-1), psi.shape[-2], lam)
+        return ratio * at_rows(s.squeeze(-1), psi)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +90,7 @@ class ActiveSet:
     def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
         return self.kernel(x, self.points)
 
-    def weights(
-        self,
-        rule: Rule,
-        ratio: Float[Tensor, "*b s n"],
-        query: Float[Tensor, "*b s c"],
-        lam: Float[Tensor, "*b s"],
-    ) -> Float[Tensor, "*b s n"]:
+    def weights(self, rule: Rule, ratio: Weights, query: Query, lam: Ridge) -> Weights:
         n = ratio.shape[-1]
         flat, cross = ratio.reshape(-1, n), query.expand_as(ratio).reshape(-1, n)
         lams, grams = lam.expand(ratio.shape[:-1]).reshape(-1), self.gram.reshape(-1, n, n)
@@ -117,8 +103,8 @@ class ActiveSet:
             index = r.abs().topk(max(int(counts[some[-1]]), 1), -1).indices
             rows = grams[owner[some].unsqueeze(-1), index]
             gram = rows.gather(-1, index.unsqueeze(-2).expand(-1, index.shape[-1], -1))
-            found = (cross[some].gather(-1, index), r.gather(-1, index))
-            part = rule.gram_weights(gram, *found, n, lams[some])
+            near = cross[some].gather(-1, index).unsqueeze(-1)
+            part = rule.gram_weights(gram, near, r.gather(-1, index), n, lams[some]).squeeze(-1)
             parts.append(torch.zeros_like(r).scatter(-1, index, part))
         return torch.cat(parts)[order.argsort()].reshape(ratio.shape)
 

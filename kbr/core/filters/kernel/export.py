@@ -7,7 +7,7 @@ last evidence. Zeros are the start, before any observation; NaN in x is a missin
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,8 +23,6 @@ from kbr.core.uncertainty.calibration import LONGEST, next_horizon
 if TYPE_CHECKING:
     from kbr.core.filters.kernel.fitted import Fitted
 
-COPIED = ("points", "marginal", "prediction")
-
 
 class ExportedStep(nn.Module):
     """The step as a module whose constants are the fitted operators."""
@@ -33,8 +31,8 @@ class ExportedStep(nn.Module):
         super().__init__()
         # Copies: the writer of programs warns of views and of columns first.
         operators = fitted.operators
-        own = {name: getattr(operators, name).clone() for name in COPIED}
-        own = {name: value.contiguous() for name, value in own.items()}
+        tensors = {k: v for k, v in vars(operators).items() if isinstance(v, Tensor)}
+        own: Any = {name: value.clone().contiguous() for name, value in tensors.items()}
         self.operators = replace(operators, **own)
         self.reach = replace(fitted.reach, anchors=fitted.reach.anchors.clone())
         self.answering, self.units = fitted.answering, fitted.units
@@ -54,12 +52,13 @@ class ExportedStep(nn.Module):
         never = torch.full_like(start.state[..., :1], float(LONGEST))
         known = torch.cat([start.state, start.moments, never], -1)
         packed = torch.where(state[0] == 0, known, state[1:].unsqueeze(0))
-        prior = Step(start.weights, packed[:, :rank], packed[:, rank:-1], start.evidence)
+        coordinates, moments = packed[:, :rank], packed[:, rank:-1]
+        prior = Step(start.weights, coordinates, moments, start.evidence, first=True)
         flat = self.units.x.apply(x).reshape(1, -1)
         seen = flat.isfinite().all(-1)
         flat = torch.where(seen.unsqueeze(-1), flat, 0.0)
         query = operators.update.observe(flat)
-        made = operators.step(prior, prior.state, query, seen, self.lam, self.reach(flat))
+        made = operators.step(prior, query, self.lam, seen, self.reach(flat))
         since = next_horizon(packed[:, -1], made.evidence).clamp_max(LONGEST)
         mean, raw = self.answering.raw(*operators.readout.mean_cov(made.moments))
         cov = self.answering.calibrated(raw, since, None)
@@ -71,7 +70,7 @@ class ExportedStep(nn.Module):
 
 def export_step(fitted: "Fitted", shape: tuple[int, ...], path: Path) -> None:
     """Write the program; low-rank, compressed and landmark filters of one data set export."""
-    operators, lam = fitted.operators, fitted.stored.choice.lam
+    operators, lam = fitted.operators, fitted.data.choice.lam
     if not isinstance(operators.update, LowRank) or isinstance(operators, KnownOperators):
         raise KbrError(
             f"the {operators.update.name} engine chooses points by their values, which a program "

@@ -2,53 +2,46 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.filters.base import never
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult
-from kbr.core.filters.kernel.fitted import SETTINGS, Fitted, StoredFilter
-from kbr.core.filters.kernel.known_transition import TransitionRatio
-from kbr.core.filters.kernel.landmarks import landmark_operators, landmark_tolerance
-from kbr.core.filters.kernel.large import is_large, large_operators, tuning_part
-from kbr.core.filters.kernel.recipe import (
-    Engine,
-    Recipe,
-    has_no_units,
-    latent_tolerance,
-    observation_tolerance,
-)
-from kbr.core.filters.kernel.run import run_filter, run_smoother
+from kbr.core.filters.kernel.building import Builder
+from kbr.core.filters.kernel.choice import Choice
+from kbr.core.filters.kernel.compression import compressed, with_cost
+from kbr.core.filters.kernel.export import export_step
+from kbr.core.filters.kernel.fitted import Fitted
+from kbr.core.filters.kernel.held_out import measured, smoothing_measured
+from kbr.core.filters.kernel.large import LargeOperators, tuning_part
+from kbr.core.filters.kernel.saving import SavedFilter
 from kbr.core.filters.kernel.search import Progress, Space
-from kbr.core.filters.kernel.step import Step
-from kbr.core.filters.kernel.storage import Stored
+from kbr.core.filters.kernel.step import Operators, Step
+from kbr.core.filters.kernel.storage import Compression, FittedData
 from kbr.core.filters.kernel.transition import transition_pairs
-from kbr.core.filters.kernel.tuning import Choice, choose, with_ridges
-from kbr.core.filters.sequences import reshape_result
+from kbr.core.filters.kernel.tuning import choose
+from kbr.core.filters.kernel.validation import VALIDATION_STEPS
 from kbr.core.filters.training_data import TrainingData, training_data
-from kbr.core.inputs import ArrayLike
-from kbr.core.rules import NEGLIGIBLE, ImportanceWeightedRule, Rule, normalize_ratio
-from kbr.core.uncertainty.calibration import next_horizon
+from kbr.core.inputs import ArrayLike, as_tensor
+from kbr.core.uncertainty.calibration import Calibration, next_horizon
 from kbr.core.units.units import Units
 
-WIDTHS = (2.0,)  # bandwidth of x over that of z, in medians: 1 in the paper, 2 filters better
 
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class KernelBayesFilter(StoredFilter):
+class KernelBayesFilter(SavedFilter):
     """Filtering by kernel Bayes' rule, learned from sequences of pairs (x_t, z_t).
 
     What is None is chosen from the training data alone: eta by KuLSIF's leave-one-out, bandwidths
     and lam by the filter's error on the end of the training sequence. `scales` (of bandwidths, in
     medians), `etas` and `lams` that are given are the only ones tried. `rule` is the update; with
     `ImportanceWeightedRule(normalize=False)` and `widths=(1,)` this is the paper's algorithm to the
-    letter, without normalised weights and without recovery from outliers.
+    letter, without normalised weights and without recovery from outliers. `settings.Settings` lists
+    all that can be set.
 
     Columns of x and z are standardised inside, unless `standardize` is False. None leaves alone
     what a kernel with a bandwidth of its own, or a feature map, is to see in its own units.
@@ -56,107 +49,128 @@ class KernelBayesFilter(StoredFilter):
     Ref: Xu et al. 2022, Algorithm 2.
     """
 
-    rule: Rule = field(default_factory=ImportanceWeightedRule)
-    eta: float | None = None
-    lam_transition: float | None = None
-    scales: Sequence[float] | None = None
-    widths: Sequence[float] = WIDTHS
-    etas: Sequence[float] | None = None
-    lams: Sequence[float] | None = None
-    engine: Engine = "auto"
-    standardize: bool | None = None
-
-    def __post_init__(self) -> None:
-        names = (name for name in SETTINGS if name != "standardize")
-        self._recipe = Recipe(**{name: getattr(self, name) for name in names})
-        self._fitted: Fitted | None = None
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in SETTINGS and "_recipe" in self.__dict__:
-            raise KbrError(
-                f"{name} is fixed when the filter is constructed. Make another one: "
-                f"KernelBayesFilter({name}=...), or dataclasses.replace(filt, {name}=...)."
-            )
-        super().__setattr__(name, value)
-
     def __repr__(self) -> str:
         if self._fitted is None:
             return f"KernelBayesFilter(rule={type(self.rule).__name__}, not fitted)"
         operators = self._fitted.operators
         return (
             f"KernelBayesFilter(rule={type(self.rule).__name__}, n={operators.n}, "
-            f"engine={operators.update.name}, rank_z={operators.phi.shape[-1]})"
+            f"engine={operators.update.name}, rank_z={operators.rank})"
         )
+
+    @property
+    def operators(self) -> Operators:
+        """The fitted operators."""
+        return self.fitted.operators
 
     @property
     def choice(self) -> Choice:
         """The hyper-parameters in use, one for each data set fitted together."""
-        return self._get().stored.choice
+        return self.fitted.data.choice
 
-    def fit(
-        self,
-        x: Any,
-        z: Any,
-        *,
-        time: Any = None,
-        circular: Sequence[str] | str = (),
-        angle_unit: str = "degrees",
-        units: Units | None = None,
-        progress: Progress | None = None,
-    ) -> "KernelBayesFilter":
-        """Learn from x [*b T ...] and z [*b T dz], or from lists of sequences of any lengths.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one observation, as the user passes it."""
+        shape, angles = self.fitted.data.shape, sum(self.units.x.circular)
+        return (shape[0] - angles,) if angles else shape
 
-        Arrays or tables with named columns. Rows with missing values, and gaps of `time`, cut a
-        sequence. `circular` names the angles among the columns (x_1, ..., z_1, ... of arrays).
-        `units` of another recording take the place of those found here. Batch dimensions of z are
-        independent data sets, each with its own hyper-parameters.
+    @property
+    def units(self) -> Units:
+        return self.fitted.units
+
+    @property
+    def compression(self) -> Compression | None:
+        """What compressing this filter cost; None if it is not compressed."""
+        return self.fitted.data.compression
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What the end of the training sequence says about the covariances.
+
+        A filter with these hyper-parameters is fitted to the steps before the validation block and
+        filters that block. Of very many training points the block is so small a part that the
+        filter itself stands for that one.
         """
-        about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
-        self._fit(training_data(x, z, standardize=self._standardized(), **about), progress)
-        self._calibrate()
-        return self
+        return self.fitted.data.calibration
 
-    def _fit(
-        self, data: TrainingData, progress: Progress | None = None, space: Space | None = None
-    ) -> "KernelBayesFilter":
-        """Choose, in the caller's search space if there is one, and build, without calibrating."""
-        choice = self._choose(data.x, data.z, data.lengths, progress, space)
-        stored = Stored(data.x, data.z, data.lengths, data.shape, choice, units=data.units)
-        self._fitted = self._finish(stored)
-        return self
+    @property
+    def smoothing_calibration(self) -> Calibration | None:
+        """The same for smoothed beliefs; measured when first asked for."""
+        self._fitted = smoothing_measured(self.fitted)
+        return self._fitted.data.smoothing
+
+    def _learn(self, data: TrainingData, progress: Progress | None) -> None:
+        self._fitted = measured(self.learned(data, progress=progress))
+
+    def learned(
+        self,
+        data: TrainingData,
+        *,
+        blocks: Sequence[range] | None = None,
+        space: Space | None = None,
+        progress: Progress | None = None,
+    ) -> Fitted:
+        """What is fitted to these data, covariances not measured yet.
+
+        Chosen on other blocks than the last, or in another search space, where the caller has one.
+        """
+        choice = self._choose(data, blocks=blocks, space=space, progress=progress)
+        found = FittedData(data.x, data.z, data.lengths, data.shape, choice, units=data.units)
+        return Fitted.build(self.settings, found)
 
     def tune(
         self, x: ArrayLike | Sequence[ArrayLike], z: ArrayLike | Sequence[ArrayLike]
     ) -> Choice:
         """What `fit` would choose, besides the ridges eta and lam', without fitting."""
-        data = training_data(x, z, standardize=self._standardized())
-        return self._choose(data.x, data.z, data.lengths)
+        return self._choose(training_data(x, z, standardize=self.standardized))
 
-    def _standardized(self) -> tuple[bool, bool]:
-        """Whether x and z are standardised."""
-        if self.standardize is not None:
-            return self.standardize, self.standardize
-        known = isinstance(self.rule.ratio, TransitionRatio)  # a model in the units of z
-        return has_no_units(self.rule.kernel_x), has_no_units(self.rule.kernel_z) and not known
+    def _choose(self, data: TrainingData, **options: Any) -> Choice:
+        transition_pairs(data.lengths)  # fails early where there is no step to learn from
+        builder = Builder(self.settings)
+        builder, x, z, lengths = tuning_part(builder, data.x, data.z, data.lengths)
+        return choose(builder, x.to(torch.float64), z, lengths, **options)
+
+    def compress(
+        self, n_landmarks: int, *, x: ArrayLike | None = None, z: ArrayLike | None = None
+    ) -> "KernelBayesFilter":
+        """A filter of at most so many weighted training pairs, with what it cost measured.
+
+        The cost, `compressed.compression`, is measured on x and z, or on the end of the training
+        sequence. Smaller and faster by the ratio of the pairs; calibration is carried over.
+        """
+        small = compressed(self.fitted, n_landmarks)
+        small = small.changed(smoothing=self.smoothing_calibration)
+        data, scaling = self.fitted.data, self.units.z
+        if x is None or z is None:
+            rows, inner = data.x[-VALIDATION_STEPS:], data.z[-VALIDATION_STEPS:]
+            seen: Any = rows.double().reshape(len(rows), *data.shape)
+            truth = scaling.undo(inner, inner.new_zeros(*inner.shape, inner.shape[-1]))[0]
+        else:
+            seen, truth = self.units.observations(x), as_tensor(z, name="z").to(data.z)
+            truth = truth.unsqueeze(-1) if truth.ndim == 1 else truth
+        return self.of(with_cost(small, self.fitted, seen, truth))
+
+    def export(self, path: str | Path) -> None:
+        """The step as a torch.export program, to run without kbr: see `export_step`."""
+        if isinstance(self.operators, LargeOperators):
+            raise KbrError(
+                f"a program holds all of a filter's points, here {self.operators.n:,}. Call "
+                "compress(n_landmarks) first."
+            )
+        export_step(self.fitted, self.shape, Path(path))
 
     def _filtered(self, x: Tensor) -> KernelFilterResult:
-        query, seen, familiar, sequences = self._sequences(x)
-        lam = self._lam(query.shape[-3])
-        result = run_filter(self.operators, query, seen, lam, familiar)
-        return reshape_result(result, sequences)
+        return self.fitted.filtered(x)
 
     def _smoothed(self, x: Tensor) -> KernelFilterResult:
-        query, seen, familiar, sequences = self._sequences(x)
-        lam, backward = self._lam(query.shape[-3]), self.choice.lam_transition
-        result = run_smoother(self.operators, query, seen, lam, backward, familiar)
-        return reshape_result(result, sequences)
+        return self.fitted.smoothed(x)
 
     def _start(self, prior: Any) -> KernelBelief:
         step = self.operators.start(1) if prior is None else self._prior(prior)
         return self._belief(step, never(step.evidence.squeeze(-1)), 0)
 
     def _stepped(self, belief: KernelBelief, x: Tensor) -> KernelBelief:
-        fitted = self._get()
+        fitted = self.fitted
         operators = fitted.operators
         if x.shape != fitted.expected:
             raise KbrError(
@@ -168,11 +182,14 @@ class KernelBayesFilter(StoredFilter):
             seen = row.isfinite().all(-1)
             row = row.nan_to_num(0.0, 0.0, 0.0)
         query = operators.update.observe(row)
-        state, prior = belief.state.unsqueeze(-2), None
-        if belief.steps == 0:
-            weights, moments = belief.weights.unsqueeze(-2), belief.moments.unsqueeze(-2)
-            prior = Step(weights, state, moments, belief.evidence.unsqueeze(-1))
-        made = operators.step(prior, state, query, seen, fitted.lam, fitted.reach(row))
+        now = Step(
+            belief.weights.unsqueeze(-2),
+            belief.state.unsqueeze(-2),
+            belief.moments.unsqueeze(-2),
+            belief.evidence.unsqueeze(-1),
+            first=belief.steps == 0,
+        )
+        made = operators.step(now, query, fitted.lam, seen, fitted.reach(row))
         evidence = made.evidence.squeeze(-1)
         since = next_horizon(belief.since, evidence)
         return self._belief(made, since, belief.steps + 1, belief.stretch)
@@ -190,84 +207,28 @@ class KernelBayesFilter(StoredFilter):
 
     def _prior(self, prior: Any) -> Step:
         """An embedding of latents in the units of z, as a belief on the training latents."""
-        operators, fitted = self.operators, self._get()
+        operators, fitted = self.operators, self.fitted
         if operators.points.ndim > 2 or fitted.latents is None:
             raise KbrError(
                 "a prior of one's own is for filters of one data set whose dynamics are learned. "
                 "Leave prior out."
             )
-        given = prior if isinstance(prior, Embedding) else Embedding.from_samples(prior)
+        prior = prior if isinstance(prior, Embedding) else Embedding.from_samples(prior)
         scaling = self.units.z
         columns = operators.points.shape[-1] - sum(scaling.circular)
-        if given.points.ndim != 2 or given.points.shape[-1] != columns:
+        if prior.points.ndim != 2 or prior.points.shape[-1] != columns:
             raise KbrError(
                 f"the prior needs points of shape [m, dz] like z of training; got "
-                f"{list(given.points.shape)}."
+                f"{list(prior.points.shape)}."
             )
-        inner = scaling.apply(given.points.to(operators.points))
-        weights = given.weights.to(inner) / given.weights.sum()
-        m = (weights.unsqueeze(0) @ fitted.latents(inner)).reshape(1, -1)
-        ratio = operators.weigh(operators.ratio(m))
-        if not float(ratio.mean()) > NEGLIGIBLE:
-            raise KbrError(
-                "the prior lies where there are no training latents, so it cannot be expressed. "
-                "Choose a prior within the range of z, or train on data that reach there."
-            )
-        weights = normalize_ratio(ratio) / operators.n
-        none = torch.zeros(1, dtype=torch.bool, device=m.device)
-        return Step(weights, m, operators.readout(weights), none)
-
-    def _choose(
-        self,
-        x: Tensor,
-        z: Tensor,
-        lengths: Sequence[int],
-        progress: Progress | None = None,
-        space: Space | None = None,
-    ) -> Choice:
-        transition_pairs(lengths)  # fails early where there is no step to learn from
-        recipe, x_few, z_few, few = tuning_part(self._recipe, x, z, lengths)
-        return choose(recipe, x_few.to(torch.float64), z_few, few, progress, space)
-
-    def _copy(self, rule: Rule) -> "KernelBayesFilter":
-        return replace(self, rule=rule)
-
-    def _finish(self, stored: Stored) -> Fitted:
-        """The operators for all training data with the chosen values."""
-        recipe, x, z, choice = self._recipe, stored.x, stored.z, stored.choice
-        smallest, large = float(choice.lam.min()), is_large(z.shape[-2])
-        wide = x if large else x.to(torch.float64)
-        recipe = recipe if large else recipe.measured(wide, z)
-        if bool(choice.eta.isnan().any()):
-            suited, _, some, lengths = tuning_part(recipe, x, z, stored.lengths)
-            choice = with_ridges(choice, suited, some, lengths)
-        stored = replace(stored, choice=choice)
-        ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
-        if stored.landmarks is None and large:
-            scales = (choice.scale_x, choice.scale_z)
-            made, latents = large_operators(
-                recipe, x, z, stored.lengths, scales=scales, lam=smallest, **ridges
-            )
-            return Fitted(stored, made, latents)
-        eta = float(torch.minimum(choice.eta, choice.lam_transition).min())
-        wide, tolerance = wide.to(torch.float64), observation_tolerance(smallest)
-        if stored.landmarks is not None:
-            rough = self.rule.SPARSE  # the other rule's lam is that of a squared operator
-            tolerance = landmark_tolerance(smallest) if rough else tolerance
-            update = recipe.update(wide, choice.scale_x, tolerance, lam=smallest, rough=rough)
-            given = {name: float(value) for name, value in ridges.items()}
-            few, latents = landmark_operators(self.rule, update, z, stored.landmarks, **given)
-            return Fitted(stored, few, latents)
-        update = recipe.update(wide, choice.scale_x, tolerance, lam=smallest)
-        latents = recipe.latents(z, choice.scale_z, latent_tolerance(eta))
-        operators = recipe.operators(update, latents, z, stored.lengths, **ridges)
-        known = isinstance(self.rule.ratio, TransitionRatio)
-        return Fitted(stored, operators, None if known else latents.function)
+        inner = scaling.apply(prior.points.to(operators.points))
+        weights = prior.weights.to(inner) / prior.weights.sum()
+        return operators.prior((weights.unsqueeze(0) @ fitted.latents(inner)).reshape(1, -1))
 
     def _belief(
         self, step: Step, since: Tensor, steps: int, stretch: Tensor | None = None
     ) -> KernelBelief:
-        fitted = self._get()
+        fitted = self.fitted
         return KernelBelief(
             step.evidence.squeeze(-1),
             since,
@@ -280,31 +241,3 @@ class KernelBayesFilter(StoredFilter):
             moments=step.moments.squeeze(-2),
             table=fitted.operators.readout,
         )
-
-    def _lam(self, sequences: int) -> Tensor:
-        lam = self.choice.lam
-        return lam.unsqueeze(-1).expand(*lam.shape, sequences)
-
-    def _sequences(
-        self, x: Tensor
-    ) -> tuple[Tensor, Bool[Tensor, "*b s t"], Bool[Tensor, "*b s t"], tuple[int, ...]]:
-        """Coordinates of observations [*b s t c], which are there, which are familiar, and s."""
-        fitted = self._get()
-        batch = tuple(fitted.operators.points.shape[:-2])
-        shape = fitted.stored.shape
-        lead = tuple(x.shape[: x.ndim - len(shape)])
-        short = len(lead) < len(batch) + 1
-        if short or tuple(x.shape[len(lead) :]) != shape or lead[: len(batch)] != batch:
-            raise KbrError(
-                f"observations x must have shape {[*batch, '...', 'T', *shape]}, as in training; "
-                f"got {list(x.shape)}."
-            )
-        if lead[-1] == 0:
-            raise KbrError("a sequence of observations needs at least one step; got none.")
-        flat = x.to(fitted.operators.points).reshape(*batch, -1, lead[-1], math.prod(shape))
-        seen = flat.isfinite().all(-1)
-        flat = torch.where(seen.unsqueeze(-1), flat, torch.zeros_like(flat))
-        rows = flat.flatten(-3, -2)
-        query, familiar = fitted.operators.update.observe(rows), fitted.reach(rows)
-        query = query.reshape(*flat.shape[:-1], query.shape[-1])
-        return query, seen, familiar.reshape(seen.shape), lead[len(batch) : -1]

@@ -5,17 +5,26 @@ in a gap of observations, and at some of its steps a filter is started anew, as 
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult
+from kbr.core.filters.kernel.building import Builder
+from kbr.core.filters.kernel.fitted import Fitted
+from kbr.core.filters.kernel.large import is_large
 from kbr.core.filters.kernel.run import run_filter, run_forecast, run_smoother
-from kbr.core.filters.kernel.step import FilterOperators
+from kbr.core.filters.kernel.step import Operators
+from kbr.core.filters.kernel.validation import (
+    MINIMUM_STEPS,
+    LeaveOut,
+    Pair,
+    pairs_inside,
+    validation_block,
+)
 from kbr.core.uncertainty.calibration import (
     LONGEST,
     WAKING,
@@ -33,21 +42,64 @@ BETWEEN = 6  # observations between two of them
 STARTS = 50  # times in a block at which a filter is started anew
 
 Rows = dict[float, list[HeldOut]]  # inner moments and truths of each horizon
-Correction = Callable[[FilterOperators, KernelFilterResult, Tensor], Tensor]  # of means, given x
+Correction = Callable[[Operators, KernelFilterResult, Tensor], Tensor]  # of means, given x
 
 
-class Piece(NamedTuple):
-    """A held-out sequence: its observations, their coordinates, and the truth, all inner."""
+def measured(
+    fitted: Fitted,
+    *,
+    first_too: bool = True,
+    correct: Callable[[range], Correction] | None = None,
+) -> Fitted:
+    """The filter with its covariances measured on steps that operators of the others filter.
 
-    x: Float[Tensor, "*b t dx"]
-    query: Float[Tensor, "*b t c"]
-    truth: Float[Tensor, "*b t dz"]
+    Settings were chosen for the validation block, so its errors are a little too small: the first
+    block of the data is taken too, unless observations are features that have seen it. `correct`
+    gives what corrects the means of a block. Of very many training points a block is so small a
+    part that the filter itself stands for the one without it.
+    """
+    if not _can_measure(fitted):
+        return fitted
+    rows, lam = [], fitted.data.choice.lam
+    for block, operators, pairs in _held_out(fitted, first_too=first_too):
+        mend = None if correct is None else correct(block)
+        rows.append(filter_rows(operators, lam, pairs, mend))
+    return fitted.changed(calibration=calibrated_rows(fitted.units.z, rows))
+
+
+def smoothing_measured(fitted: Fitted) -> Fitted:
+    """The same for smoothed beliefs; what is known already stays."""
+    if fitted.data.smoothing is not None or not _can_measure(fitted):
+        return fitted
+    known, choice = fitted.data.calibration, fitted.data.choice
+    # Held-out steps of more than one block: the first one was fit to be held out too.
+    both = known is not None and max(known.counts) > len(validation_block(fitted.n))
+    rows = [
+        smoother_rows(operators, choice.lam_transition, choice.lam, pairs)
+        for _, operators, pairs in _held_out(fitted, first_too=both)
+    ]
+    return fitted.changed(smoothing=calibrated_rows(fitted.units.z, rows))
+
+
+def _can_measure(fitted: Fitted) -> bool:
+    """A compressed filter no longer has the steps to hold out."""
+    return fitted.data.landmarks is None and fitted.n >= MINIMUM_STEPS
+
+
+def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Operators, list[Pair]]]:
+    """The validation block, and one as long at the start, with operators of the other steps."""
+    data, last = fitted.data, validation_block(fitted.n)
+    large = is_large(fitted.n)
+    rest = None if large else LeaveOut.of(Builder(fitted.settings), data, fitted.operators.update)
+    for block in [last, range(len(last))] if first_too and not large else [last]:
+        operators = fitted.operators if rest is None else rest.operators(block)
+        yield block, operators, pairs_inside(data.x, data.z, data.lengths, block)
 
 
 def filter_rows(
-    operators: FilterOperators,
+    operators: Operators,
     lam: Float[Tensor, "*b"],
-    pieces: Iterable[Piece],
+    pairs: Iterable[Pair],
     correct: Correction | None = None,
 ) -> Rows:
     """Inner beliefs and truths at held-out steps, by horizon."""
@@ -57,25 +109,24 @@ def filter_rows(
         if truth.shape[-2]:
             rows.setdefault(float(horizon), []).append((mean, cov, truth))
 
-    def means(found: KernelFilterResult, x: Tensor) -> Tensor:
-        return found.mean if correct is None else correct(operators, found, x)
+    def means(result: KernelFilterResult, x: Tensor) -> Tensor:
+        return result.mean if correct is None else correct(operators, result, x)
 
-    for x, query, truth in pieces:
-        steps = truth.shape[-2]
-        found = _run(operators, query.unsqueeze(-3), lam)
-        mean = means(found, x.unsqueeze(-3))
-        mean, cov = mean.squeeze(-3), found.cov.squeeze(-4)
+    for x, truth in pairs:
+        query, steps = operators.update.observe(x), truth.shape[-2]
+        result = _run(operators, query.unsqueeze(-3), lam)
+        mean = means(result, x.unsqueeze(-3))
+        mean, cov = mean.squeeze(-3), result.cov.squeeze(-4)
         add(0, mean[..., WAKING:, :], cov[..., WAKING:, :, :], truth[..., WAKING:, :])
-        assert found.states is not None
-        for h, moments in enumerate(
-            run_forecast(operators, found.states.squeeze(-3), min(LONGEST, steps - 1)), start=1
-        ):
+        assert result.states is not None
+        forecasts = run_forecast(operators, result.states.squeeze(-3), min(LONGEST, steps - 1))
+        for h, moments in enumerate(forecasts, start=1):
             add(h, *operators.readout.mean_cov(moments[..., :-h, :]), truth[..., h:, :])
         if steps >= WAKING:
-            found, exact = _run(operators, _starts(query), lam), _starts(truth)
-            mean = means(found, _starts(x))
+            result, exact = _run(operators, _starts(query), lam), _starts(truth)
+            mean = means(result, _starts(x))
             for k in range(WAKING):
-                add(k - WAKING, mean[..., k, :], found.cov[..., k, :, :], exact[..., k, :])
+                add(k - WAKING, mean[..., k, :], result.cov[..., k, :, :], exact[..., k, :])
     return rows
 
 
@@ -96,28 +147,28 @@ def _starts(rows: Float[Tensor, "*b t c"]) -> Float[Tensor, "*b s w c"]:
 
 
 def _run(
-    operators: FilterOperators, query: Float[Tensor, "*b s t c"], lam: Float[Tensor, "*b"]
+    operators: Operators, query: Float[Tensor, "*b s t c"], lam: Float[Tensor, "*b"]
 ) -> KernelFilterResult:
-    seen = torch.ones(query.shape[:-1], dtype=torch.bool, device=query.device)
-    return run_filter(operators, query, seen, lam.unsqueeze(-1).expand(query.shape[:-2]))
+    return run_filter(operators, query, lam.unsqueeze(-1).expand(query.shape[:-2]))
 
 
 def smoother_rows(
-    operators: FilterOperators,
+    operators: Operators,
     lam_transition: Float[Tensor, "*b"],
     lam: Float[Tensor, "*b"],
-    pieces: Iterable[Piece],
+    pairs: Iterable[Pair],
 ) -> Rows:
     """Smoothed inner beliefs and truths at held-out steps, by distance from evidence."""
     rows: Rows = {}
     middles = lam.new_tensor([(a + b) / 2 for a, b in pairwise(BRIDGES)])
-    for _, query, truth in pieces:
+    for x, truth in pairs:
         seen = _patterns(truth.shape[-2]).to(truth.device)
         several = (*truth.shape[:-2], *seen.shape)
-        given = query.unsqueeze(-3).expand(*several, query.shape[-1])
+        query = operators.update.observe(x).unsqueeze(-3)
+        query = query.expand(*several, query.shape[-1])
         lams = lam.unsqueeze(-1).expand(several[:-1])
-        found = run_smoother(operators, given, seen.expand(several), lams, lam_transition)
-        mean, cov = found.mean.flatten(-3, -2), found.cov.flatten(-4, -3)
+        result = run_smoother(operators, query, lams, lam_transition, seen.expand(several))
+        mean, cov = result.mean.flatten(-3, -2), result.cov.flatten(-4, -3)
         exact = truth.unsqueeze(-3).expand(*several, truth.shape[-1]).flatten(-3, -2)
         where = torch.bucketize(bridges_of(seen), middles.to(seen.device)).flatten()
         for row in sorted(set(where.tolist())):

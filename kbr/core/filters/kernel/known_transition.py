@@ -4,9 +4,8 @@ The coordinates of a belief are its weights themselves (Phi = I), so a step cost
 reference for the learned ratio, not an engine.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.classical.state_space import StateSpaceModel
 from kbr.core.filters.kernel.engine import Update
-from kbr.core.filters.kernel.step import FilterOperators, Step
+from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.linalg import ridge_solve
 from kbr.core.ratios import Ratio
 from kbr.core.rules import Rule
@@ -43,54 +42,41 @@ class TransitionRatio(Ratio):
         raise KbrError("TransitionRatio serves filters: pass its rule to KernelBayesFilter.")
 
 
-@dataclass(frozen=True, eq=False)
-class KnownOperators(FilterOperators):
-    """Filter operators whose ratio and prediction come from the table R."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KnownOperators(Operators):
+    """Operators whose ratio and prediction come from the table R; a belief is its weights."""
 
     table: Float[Tensor, "*b n n"]
 
-    def ratio(self, m: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s n"]:
-        return m @ self.table.mT
+    @classmethod
+    def of(cls, rule: Rule, update: Update, z: Float[Tensor, "*b n dz"]) -> "KnownOperators":
+        """For a rule whose ratio is a `TransitionRatio`."""
+        assert isinstance(rule.ratio, TransitionRatio)
+        table = rule.ratio.table(z)
+        return cls(rule=rule, update=update, points=z, readout=MomentsTable.of(z), table=table)
 
-    def predict(self, state: Float[Tensor, "*b s p"]) -> Step:
-        weights = self.ratio(state) / self.n
-        none = torch.zeros(state.shape[:-1], dtype=torch.bool, device=state.device)
-        return self._step(weights, none)
+    @property
+    def rank(self) -> int:
+        return self.n
+
+    def coordinates(self, weights: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s n"]:
+        return weights
 
     def advance(self, state: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s n"]:
-        return self.ratio(state) / self.n
+        return state @ self.table.mT / self.n
+
+    def ratio(self, m: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s n"]:
+        return m * self.n
+
+    def ahead(self, state: Float[Tensor, "*b s n"]) -> Step:
+        return self.belief(self.advance(state))
+
+    def predict(self, state: Float[Tensor, "*b s n"]) -> Step:
+        return self.ahead(state)  # R keeps the total weight, but for the sample's chance
 
     def forecast_table(self) -> Float[Tensor, "*b n c"]:
         return self.table.mT @ self.readout.columns / self.n
 
     def reverse(self, lam_transition: Float[Tensor, "*b"]) -> "KnownOperators":
         """Bayes' rule turns R into its transpose."""
-        return _operators(self.rule, self.update, self.points, self.table.mT, self.normalize)
-
-
-def known_operators(
-    rule: Rule, update: Update, z: Float[Tensor, "*b n dz"], *, normalize: bool
-) -> KnownOperators:
-    """Operators for a rule whose ratio is a `TransitionRatio`."""
-    assert isinstance(rule.ratio, TransitionRatio)
-    return _operators(rule, update, z, rule.ratio.table(z), normalize)
-
-
-def _operators(
-    rule: Rule, update: Update, z: Tensor, table: Tensor, normalize: bool
-) -> KnownOperators:
-    n = z.shape[-2]
-    identity = torch.eye(n, dtype=z.dtype, device=z.device).expand(*z.shape[:-2], n, n)
-    return KnownOperators(
-        rule=rule,
-        update=update,
-        normalize=normalize,
-        points=z,
-        phi=identity,
-        marginal=identity,
-        transition=identity,
-        prediction=identity,
-        after=torch.arange(n, device=z.device),
-        readout=MomentsTable.of(z),
-        table=table,
-    )
+        return replace(self, table=self.table.mT)

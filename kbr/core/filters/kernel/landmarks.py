@@ -15,7 +15,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.kernel.engine import Update
-from kbr.core.filters.kernel.step import FilterOperators, Step
+from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.filters.kernel.transition import transition_pairs
 from kbr.core.kernels import Gaussian, Kernel, Linear
 from kbr.core.linalg import pivoted_cholesky, ridge_cholesky
@@ -51,8 +51,8 @@ class Landmarks:
         return self.left @ self.right
 
 
-@dataclass(frozen=True, eq=False)
-class LandmarkOperators(FilterOperators):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LandmarkOperators(Operators):
     """Filter operators on weighted points.
 
     Math: with white phi = L^-1 phi(z), L L' = C + eta I:  r~ = phi m,  u = phi'w,  m+ = E'u,
@@ -60,28 +60,33 @@ class LandmarkOperators(FilterOperators):
           backwards;  sums over points carry the masses c.
     """
 
+    phi: Float[Tensor, "m p"]
     mass: Float[Tensor, "m"]
+    transition: Float[Tensor, "p p"]
     backward: Float[Tensor, "p p"]
 
-    def start(self, sequences: int) -> Step:
-        none = torch.zeros(sequences, dtype=torch.bool, device=self.phi.device)
-        return self._step(self.mass.expand(sequences, self.n), none)
+    @property
+    def rank(self) -> int:
+        return self.phi.shape[-1]
 
-    def ratio(self, m: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s n"]:
+    def start(self, sequences: int) -> Step:
+        return self.belief(self.mass.expand(sequences, self.n), first=True)
+
+    def coordinates(self, weights: Float[Tensor, "s m"]) -> Float[Tensor, "s p"]:
+        return weights @ self.phi
+
+    def advance(self, state: Float[Tensor, "s p"]) -> Float[Tensor, "s p"]:
+        return state @ self.transition
+
+    def ratio(self, m: Float[Tensor, "s p"]) -> Float[Tensor, "s m"]:
         return m @ self.phi.mT
 
-    def weigh(self, ratio: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s n"]:
+    def weigh(self, ratio: Float[Tensor, "s m"]) -> Float[Tensor, "s m"]:
         return ratio * (self.mass * self.n)
 
-    def predict(self, state: Float[Tensor, "*b s p"]) -> Step:
-        m = state @ self.transition
-        weights = self.ratio(m) * self.mass
-        if self.normalize:
-            total = weights.sum(-1, keepdim=True)
-            weights = torch.where(total > 0, weights / total, self.mass)
-            m = torch.where(total > 0, m / total, self.mass @ self.phi)
-        none = torch.zeros(state.shape[:-1], dtype=torch.bool, device=state.device)
-        return Step(weights, m, self.readout(weights), none)
+    def ahead(self, state: Float[Tensor, "s p"]) -> Step:
+        m = self.advance(state)
+        return self.belief(self.ratio(m) * self.mass, m)
 
     def forecast_table(self) -> Float[Tensor, "p c"]:
         return self.transition @ (self.phi.mT * self.mass) @ self.readout.columns
@@ -112,20 +117,14 @@ def landmark_operators(
     def latents(points: Tensor) -> Tensor:
         return _lower_solve(root, span(points).mT).mT
 
-    phi = latents(z)
-    identity = torch.eye(rank, dtype=z.dtype, device=z.device)
     made = LandmarkOperators(
         rule=rule,
         update=update,
-        normalize=getattr(rule, "normalize", False),
         points=z,
-        phi=phi,
-        marginal=identity,
-        transition=turn.mT @ dynamics,
-        prediction=identity,
-        after=torch.arange(rank, device=z.device),
         readout=MomentsTable.of(z),
+        phi=latents(z),
         mass=mass,
+        transition=turn.mT @ dynamics,
         backward=turn.mT @ turn @ _lower_solve(turn, dynamics).mT,
     )
     return made, latents

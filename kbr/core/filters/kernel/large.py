@@ -16,11 +16,13 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap, Features, PivotedCholesky, pivot_triangle, take_rows
 from kbr.core.filters.belief import MomentsTable
+from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.engine import Compressed, LowRank, Update, square_pivots
 from kbr.core.filters.kernel.known_transition import TransitionRatio
-from kbr.core.filters.kernel.recipe import Recipe
-from kbr.core.filters.kernel.step import FilterOperators
+from kbr.core.filters.kernel.operators import LearnedOperators
+from kbr.core.filters.kernel.settings import Engine, Settings
 from kbr.core.filters.kernel.transition import transition_pairs
+from kbr.core.filters.kernel.validation import lengths_outside
 from kbr.core.io.memory import check_memory
 from kbr.core.linalg import ridge_cholesky
 from kbr.core.tables import at_rows, blocks
@@ -49,17 +51,17 @@ def estimate(n: int, *, batch: int = 1) -> tuple[float, float]:
 
 
 def tuning_part(
-    recipe: Recipe, x: Tensor, z: Tensor, lengths: Sequence[int]
-) -> tuple[Recipe, Tensor, Tensor, list[int]]:
+    builder: Builder, x: Tensor, z: Tensor, lengths: Sequence[int]
+) -> tuple[Builder, Tensor, Tensor, list[int]]:
     """What hyper-parameters are chosen on: all points or, of very many, the last ones.
 
     Then ridges too small for float32 tables are not among those tried unless asked for.
     """
     n = z.shape[-2]
     if not is_large(n):
-        return recipe, x, z, list(lengths)
-    recipe = replace(recipe, least_lam=SMALLEST_LAM, least_eta=SMALLEST_ETA)
-    return recipe, x[..., -RECENT:, :], z[..., -RECENT:, :], last_lengths(lengths, RECENT)
+        return builder, x, z, list(lengths)
+    builder = replace(builder, least_lam=SMALLEST_LAM, least_eta=SMALLEST_ETA)
+    return builder, x[..., -RECENT:, :], z[..., -RECENT:, :], last_lengths(lengths, RECENT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +78,9 @@ class LatentSums:
         return LatentSums(self.total, self.late, self.early, self.cross.mT)
 
 
-@dataclass(frozen=True, eq=False)
-class LargeOperators(FilterOperators):
-    """Filter operators that keep no table of predictions: the features of the points do.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LargeOperators(LearnedOperators):
+    """Operators that keep no table of predictions: the features of the points do.
 
     Math: w+ = Phi_prev (C_prev,prev + lam' I)^-1 u / k; `ridged` is the Cholesky factor.
     `notes` say where a kernel's rank was cut at a limit of this module, and what to set instead.
@@ -89,7 +91,7 @@ class LargeOperators(FilterOperators):
     before: Int[Tensor, "k"]
     notes: tuple[str, ...] = ()
 
-    def _ahead(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s k"]:
+    def later(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s k"]:
         solved = torch.cholesky_solve(state.mT, self.ridged).mT / len(self.before)
         return at_rows(solved, self.phi).index_select(-1, self.before)
 
@@ -115,7 +117,7 @@ class LargeOperators(FilterOperators):
 
 
 def large_operators(
-    recipe: Recipe,
+    builder: Builder,
     x: Float[Tensor, "*b n dx"],
     z: Float[Tensor, "*b n dz"],
     lengths: Sequence[int],
@@ -129,13 +131,13 @@ def large_operators(
 
     `scales` are those of x and z, `lam` the smallest ridge in use.
     """
-    _check(recipe, x)
+    _check(builder.settings, x)
     ridge = float(torch.minimum(eta, lam_transition).min())
-    map_z = recipe.latent_map(scales[1], _latent_tolerance(ridge))
-    map_x = recipe.observation_map(scales[0], _observation_tolerance(lam))
+    map_z = builder.latent_map(scales[1], _latent_tolerance(ridge))
+    map_x = builder.observation_map(scales[0], _observation_tolerance(lam))
     latents, note_z = _pivots(map_z, z, limit=LATENT_RANK, name="z")
     observed, note_x = _pivots(map_x, x, limit=OBSERVATION_RANK, name="x")
-    mixer = _mixer(recipe, observed, lam)
+    mixer = _mixer(builder.settings.engine, observed, lam)
     columns = latents.train.shape[-1] + observed.train.shape[-1]
     columns += 0 if mixer is None else mixer.pivots.shape[-2]
     n, k = z.shape[-2], z.shape[-2] - len(lengths)
@@ -148,15 +150,13 @@ def large_operators(
     phi, sums = _latent_table(latents, z, lengths)
     ridged, transition = _dynamics(sums, k, lam_transition)
     before, after = (rows.to(z.device) for rows in transition_pairs(lengths))
-    made = LargeOperators(
-        rule=recipe.rule,
+    operators = LargeOperators(
+        rule=builder.rule,
         update=_update(observed, mixer, x),
-        normalize=recipe.normalize,
         points=z,
         phi=phi,
         marginal=ridge_cholesky(sums.total / n, ridge=eta, name="eta"),
         transition=transition,
-        prediction=phi.new_zeros(*phi.shape[:-2], phi.shape[-1], 0),
         after=after,
         readout=MomentsTable.of(z),
         sums=sums,
@@ -164,7 +164,7 @@ def large_operators(
         before=before,
         notes=tuple(note for note in (note_x, note_z) if note),
     )
-    return made, latents.function
+    return operators, latents.function
 
 
 def _latent_tolerance(eta: float) -> float:
@@ -177,14 +177,14 @@ def _observation_tolerance(lam: float) -> float:
     return min(max(1e-3 * lam**2, 1e-10), 1e-7)
 
 
-def _check(recipe: Recipe, x: Tensor) -> None:
+def _check(settings: Settings, x: Tensor) -> None:
     n = x.shape[-2]
-    if isinstance(recipe.rule.ratio, TransitionRatio):
+    if isinstance(settings.rule.ratio, TransitionRatio):
         raise KbrError(
             f"TransitionRatio tabulates n x n densities, here of {n:,} points. Use at most "
             f"{LARGE:,} points (n_train), or KuLSIF."
         )
-    if recipe.engine == "active_set":
+    if settings.engine == "active_set":
         raise KbrError(
             f"engine='active_set' forms n x n Gram matrices, here of {n:,} points. Use "
             f"engine='auto', or at most {LARGE:,} points (n_train)."
@@ -234,11 +234,11 @@ class Mixer:
         return torch.cholesky_solve(squared, self.triangle).mT
 
 
-def _mixer(recipe: Recipe, observed: Features, lam: float) -> Mixer | None:
+def _mixer(engine: Engine, observed: Features, lam: float) -> Mixer | None:
     """The compression of the update, where its pivots are few enough to pay."""
-    if recipe.engine == "low_rank" or (recipe.engine == "auto" and lam < SMALLEST_LAM):
+    if engine == "low_rank" or (engine == "auto" and lam < SMALLEST_LAM):
         return None
-    limit = None if recipe.engine == "compressed" else COMPRESSED_RANK + 1
+    limit = None if engine == "compressed" else COMPRESSED_RANK + 1
     psi = observed.train.to(torch.float64)
     factor, pivots = square_pivots(psi, tolerance=max(1e-9, 1e-3 * lam**2), max_rank=limit)
     if limit is not None and pivots.shape[-1] == limit:
@@ -309,10 +309,4 @@ def _row_bytes(columns: int) -> float:
 
 def last_lengths(lengths: Sequence[int], count: int) -> list[int]:
     """Lengths of what the last `count` rows hold of every sequence."""
-    kept: list[int] = []
-    for length in reversed(lengths):
-        if count == 0:
-            break
-        kept.insert(0, min(length, count))
-        count -= kept[0]
-    return kept
+    return lengths_outside(lengths, range(sum(lengths) - count))

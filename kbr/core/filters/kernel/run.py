@@ -7,66 +7,54 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult, result_from_moments
-from kbr.core.filters.kernel.step import FilterOperators, Step
-from kbr.core.rules import has_evidence, normalize_ratio
-from kbr.core.tables import blocks, sum_rows
+from kbr.core.filters.kernel.step import Operators, Step
+from kbr.core.rules import normalize_ratio, normalized
+from kbr.core.tables import blocks
+
+Summary = tuple[Tensor, Tensor, Tensor, Tensor]  # moments, evidence, |w|, coordinates
 
 NUMBERS = 20_000_000  # ratios at once when smoothing: 160 MB
 
 
 def run_filter(
-    operators: FilterOperators,
+    operators: Operators,
     query: Float[Tensor, "*b s t c"],
-    seen: Bool[Tensor, "*b s t"],
     lam: Float[Tensor, "*b s"],
+    seen: Bool[Tensor, "*b s t"] | None = None,
     familiar: Bool[Tensor, "*b s t"] | None = None,
 ) -> KernelFilterResult:
     """Filter every sequence from the uniform start; `query` holds the observations' coordinates.
 
-    Observations that are not `familiar` are no evidence.
+    Those that are not `seen`, or not `familiar`, are no evidence. None: all are.
     """
-    like = seen if familiar is None else familiar
     now = operators.start(query.shape[-3])
-    prior: Step | None = now
-    moments, evidence, norms, states = [], [], [], []
-    steps = zip(query.unbind(-2), seen.unbind(-1), like.unbind(-1), strict=True)
-    for x, there, known in steps:
-        now = operators.step(prior, now.state, x, there, lam, known)
-        prior = None
-        moments.append(now.moments)
-        evidence.append(now.evidence)
-        states.append(now.state)
-        norms.append(torch.linalg.vector_norm(now.weights, dim=-1))
-    return result_from_moments(
-        operators.readout,
-        torch.stack(moments, -2),
-        torch.stack(evidence, -1),
-        torch.stack(norms, -1),
-        torch.stack(states, -2),
-    )
+    steps = []
+    for t, x in enumerate(query.unbind(-2)):
+        now = operators.step(now, x, lam, _at(seen, t), _at(familiar, t))
+        steps.append(_summary(now))
+    return _result(operators, steps)
 
 
 def run_forecast(
-    operators: FilterOperators, states: Float[Tensor, "*b s p"], steps: int
+    operators: Operators, states: Float[Tensor, "*b s p"], steps: int
 ) -> Iterator[Float[Tensor, "*b s c"]]:
     """Moments 1 .. `steps` ahead of beliefs with these coordinates, without sums over points."""
     table, start = operators.forecast_table(), operators.start(1)
     for _ in range(steps):
         moments, states = states @ table, operators.advance(states)
-        if operators.normalize:
-            total = moments[..., :1]
-            scale = torch.where(total > 0, total, torch.ones_like(total))
-            moments = torch.where(total > 0, moments / scale, start.moments)
-            states = torch.where(total > 0, states / scale, start.state)
+        if operators.rule.normalize:
+            total = moments[..., 0]
+            moments = normalized(moments, total, total > 0, start.moments)
+            states = normalized(states, total, total > 0, start.state)
         yield moments
 
 
 def run_smoother(
-    operators: FilterOperators,
+    operators: Operators,
     query: Float[Tensor, "*b s t c"],
-    seen: Bool[Tensor, "*b s t"],
     lam: Float[Tensor, "*b s"],
     lam_transition: Float[Tensor, "*b"],
+    seen: Bool[Tensor, "*b s t"] | None = None,
     familiar: Bool[Tensor, "*b s t"] | None = None,
 ) -> KernelFilterResult:
     """Beliefs given the whole sequence: a filter forwards, one backwards, and one update of both.
@@ -77,32 +65,44 @@ def run_smoother(
     Ref:  Bresler 1986 (two-filter smoothing), here with learned ratios in place of densities.
     """
     backwards = operators.reverse(lam_transition)
-    like = seen if familiar is None else familiar
-    past = run_filter(operators, query, seen, lam, like)
-    future = run_filter(backwards, query.flip(-2), seen.flip(-1), lam, like.flip(-1))
-    rule, n = operators.rule, operators.n
-    moments, norms, states = [], [], []
+    past = run_filter(operators, query, lam, seen, familiar)
+    turned = (None if there is None else there.flip(-1) for there in (seen, familiar))
+    future = run_filter(backwards, query.flip(-2), lam, *turned)
+    steps = []
     for t, ratio in enumerate(_both(operators, backwards, past, future)):
         r = normalize_ratio(operators.weigh(ratio))
-        weights = operators.update.weights(rule, r, query[..., t, :], lam)
-        usable = (has_evidence(weights) & seen[..., t] & like[..., t]).unsqueeze(-1)
-        total = torch.where(usable, weights.sum(-1, keepdim=True), 1.0)
-        weights = torch.where(usable, weights / total, r / n)
-        moments.append(operators.readout(weights))
-        states.append(sum_rows(weights, operators.phi))
-        norms.append(torch.linalg.vector_norm(weights, dim=-1))
+        conditions = (_at(seen, t), _at(familiar, t))
+        posterior = operators.posterior(r, query[..., t, :], lam, *conditions)
+        weights = normalized(*posterior, r / operators.n)
+        evidence = past.evidence[..., t]
+        steps.append(_summary(operators.belief(weights, evidence=evidence)))
+    return _result(operators, steps)
+
+
+def _summary(step: Step) -> Summary:
+    """What a result keeps of a step: of the weights, only their norm."""
+    norm = torch.linalg.vector_norm(step.weights, dim=-1)
+    return step.moments, step.evidence, norm, step.state
+
+
+def _result(operators: Operators, steps: list[Summary]) -> KernelFilterResult:
+    moments, evidence, norms, states = zip(*steps, strict=True)
     return result_from_moments(
         operators.readout,
         torch.stack(moments, -2),
-        past.evidence,
+        torch.stack(evidence, -1),
         torch.stack(norms, -1),
         torch.stack(states, -2),
     )
 
 
+def _at(there: Bool[Tensor, "*b s t"] | None, t: int) -> Bool[Tensor, "*b s"] | None:
+    return None if there is None else there[..., t]
+
+
 def _both(
-    operators: FilterOperators,
-    backwards: FilterOperators,
+    operators: Operators,
+    backwards: Operators,
     past: KernelFilterResult,
     future: KernelFilterResult,
 ) -> Iterator[Float[Tensor, "*b s n"]]:
@@ -125,8 +125,8 @@ def _both(
 
 
 def _predicted(
-    operators: FilterOperators, states: Float[Tensor, "*b s t p"]
+    operators: Operators, states: Float[Tensor, "*b s t p"]
 ) -> Float[Tensor, "*b s t n"]:
     """Ratios of the predictions from every belief."""
-    m = states.flatten(-3, -2) @ operators.transition
+    m = operators.advance(states.flatten(-3, -2))
     return normalize_ratio(operators.ratio(m)).reshape(*states.shape[:-1], operators.n)

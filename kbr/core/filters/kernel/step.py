@@ -1,187 +1,170 @@
-"""Everything a kernel Bayes filter computes before it sees an observation, and one step with it.
+"""One step of the kernel Bayes filter: predict, ratio, update, normalise.
 
-A `FilterOperators` is a pure function of training pairs and hyper-parameters. Shapes: *b data sets
-fitted together; s sequences filtered together in each.
+`filter`, `step`, `smooth`, `forecast`, streaming and exported programs all take this step.
+Shapes: *b data sets fitted together; s sequences filtered together in each.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kbr.core.features import Features
+from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
-from kbr.core.filters.kernel.engine import Update
-from kbr.core.filters.kernel.transition import transition_pairs
-from kbr.core.linalg import ridge_cholesky, ridge_solve
-from kbr.core.rules import NEGLIGIBLE, Rule, has_evidence
-from kbr.core.tables import at_rows, sum_rows
+from kbr.core.filters.kernel.engine import Query, Ridge, Update, Weights
+from kbr.core.rules import NEGLIGIBLE, Rule, has_evidence, normalize_ratio, normalized
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The outcome of one step for every sequence."""
+    """The outcome of one step for every sequence.
+
+    `first` marks a belief before any observation: it stands for the first step's prediction.
+    """
 
     weights: Float[Tensor, "*b s n"]
     state: Float[Tensor, "*b s p"]
     moments: Float[Tensor, "*b s c"]
     evidence: Bool[Tensor, "*b s"]
+    first: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class FilterOperators:
-    """Math, with m the prior's coordinates and u the posterior's:
-    r~ = Phi (C_ZZ + eta I)^-1 m,    C_ZZ = Phi'Phi / n, its ridged Cholesky factor `marginal`;
-    w  = update(r~, x),              u = Phi' w;
-    m+ = E' u,                       E = (C_prev,prev + lam' I)^-1 C_prev,post.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Operators(ABC):
+    """Everything a filter computes before it sees an observation, and the step with it.
+
+    Math, with u the coordinates of a belief and m those of the prediction from it:
+    m  = E'u                         advance, E the transition;
+    r~ = Phi (C_ZZ + eta I)^-1 m     ratio, C_ZZ = Phi'Phi / n;
+    w  = update(r~, x),  u = Phi'w   coordinates.
+    A subclass says how each is computed; `ahead` is the prediction on the training latents.
     """
 
     rule: Rule
     update: Update
-    normalize: bool
     points: Float[Tensor, "*b n dz"]
-    phi: Float[Tensor, "*b n p"]
-    marginal: Float[Tensor, "*b p p"]
-    transition: Float[Tensor, "*b p p"]
-    prediction: Float[Tensor, "*b p _"]
-    after: Int[Tensor, "k"]
     readout: MomentsTable
 
     @property
     def n(self) -> int:
-        return self.phi.shape[-2]
+        return self.points.shape[-2]
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """How many coordinates a belief has."""
+
+    @abstractmethod
+    def coordinates(self, weights: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s p"]:
+        """Of a belief with these weights."""
+
+    @abstractmethod
+    def advance(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s p"]:
+        """Coordinates of the prediction, before it is normalised."""
+
+    @abstractmethod
+    def ratio(self, m: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s n"]:
+        """The ratio r~ of priors with coordinates m."""
+
+    @abstractmethod
+    def ahead(self, state: Float[Tensor, "*b s p"]) -> Step:
+        """The belief one step ahead, before it is normalised."""
+
+    @abstractmethod
+    def forecast_table(self) -> Float[Tensor, "*b p c"]:
+        """Moments of a prediction as a linear function of the state: no sums over points."""
+
+    @abstractmethod
+    def reverse(self, lam_transition: Float[Tensor, "*b"]) -> "Operators":
+        """The same filter with time running backwards: from z_t+1 to z_t."""
 
     def start(self, sequences: int) -> Step:
         """The belief before any observation: uniform weights on the training latents."""
-        batch = self.phi.shape[:-2]
-        weights = self.points.new_full((*batch, sequences, self.n), 1 / self.n)
-        none = torch.zeros(*batch, sequences, dtype=torch.bool, device=self.phi.device)
-        return self._step(weights, none)
+        shape = (*self.points.shape[:-2], sequences, self.n)
+        return self.belief(self.points.new_full(shape, 1 / self.n), first=True)
 
-    def ratio(self, m: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s n"]:
-        """The ratio r~ of priors with coordinates m, as KuLSIF estimates it."""
-        return at_rows(torch.cholesky_solve(m.mT, self.marginal).mT, self.phi)
+    def prior(self, m: Float[Tensor, "*b s p"]) -> Step:
+        """A belief before any observation whose embedding has the coordinates m."""
+        ratio = self.weigh(self.ratio(m))
+        if not float(ratio.mean()) > NEGLIGIBLE:
+            raise KbrError(
+                "the prior lies where there are no training latents, so it cannot be expressed. "
+                "Choose a prior within the range of z, or train on data that reach there."
+            )
+        weights = normalize_ratio(ratio) / self.n
+        return self.belief(weights, m, first=True)
 
     def weigh(self, ratio: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s n"]:
         """The ratio times the points' masses n c_i: one each, unless the filter is compressed."""
         return ratio
 
-    def predict(self, state: Float[Tensor, "*b s p"]) -> Step:
-        """The belief one step ahead, on the training latents that follow another one."""
-        weights = state.new_zeros(*state.shape[:-1], self.n)
-        weights = weights.index_copy(-1, self.after, self._ahead(state))
-        if self.normalize:
-            total = weights.sum(-1, keepdim=True)
-            weights = torch.where(total > 0, weights / total, 1 / self.n)
-        none = torch.zeros(state.shape[:-1], dtype=torch.bool, device=state.device)
-        return self._step(weights, none)
-
     def step(
         self,
-        prior: Step | None,
-        state: Float[Tensor, "*b s p"],
-        query: Float[Tensor, "*b s c"],
-        seen: Bool[Tensor, "*b s"] | None,
-        lam: Float[Tensor, "*b s"],
+        now: Step,
+        query: Query,
+        lam: Ridge,
+        seen: Bool[Tensor, "*b s"] | None = None,
         familiar: Bool[Tensor, "*b s"] | None = None,
     ) -> Step:
-        """Predict from `state` (or take `prior`, before the first step), then update where seen.
+        """The belief after one more observation; the prediction where it tells nothing.
 
-        An observation that is not `familiar`, unlike any of training, is no evidence either. None
-        for either: all are.
+        That is where x was not `seen`, is not `familiar` (unlike any of training), or leaves no
+        weights to speak of. None: all are.
         """
-        m = prior.state if prior is not None else state @ self.transition
+        m = now.state if now.first else self.advance(now.state)
         r = self.rule.effective_ratio(self.weigh(self.ratio(m)))
-        weights = self.update.weights(self.rule, r, query, lam)
-        total = weights.sum(-1)
-        usable = has_evidence(weights, total)
-        for there in (seen, familiar):
-            usable = usable if there is None else usable & there
+        weights, total, usable = self.posterior(r, query, lam, seen, familiar)
         keep = usable
-        if not self.normalize:
+        if not self.rule.normalize:
             # To the letter of the paper, weights stand as they are; only a missing x is a
             # prediction. Once their total has died away the answer is worth nothing.
             keep = torch.ones_like(usable) if seen is None else seen
             usable = usable & (total > NEGLIGIBLE)
-        everywhere = not torch.compiler.is_compiling() and bool(keep.all())
-        if self.normalize:
-            total = total if everywhere else torch.where(usable, total, 1.0)
-            weights = weights / total.unsqueeze(-1)
-        made = self._step(weights, usable)
-        if everywhere:
-            return made
-        fallback = prior if prior is not None else self.predict(state)
-        choose = keep.unsqueeze(-1)
+        if not torch.compiler.is_compiling() and bool(keep.all()):
+            scaled = weights / total.unsqueeze(-1) if self.rule.normalize else weights
+            return self.belief(scaled, evidence=usable)
+        prediction = now if now.first else self.predict(now.state)
+        return self._kept(self.belief(weights, evidence=usable), total, keep, prediction)
+
+    def posterior(
+        self, r: Weights, query: Query, lam: Ridge, *conditions: Bool[Tensor, "*b s"] | None
+    ) -> tuple[Weights, Float[Tensor, "*b s"], Bool[Tensor, "*b s"]]:
+        """Weights as the rule gives them, their total, and whether they are evidence."""
+        weights = self.update.weights(self.rule, r, query, lam)
+        total = weights.sum(-1)
+        usable = has_evidence(weights, total)
+        for condition in conditions:
+            usable = usable if condition is None else usable & condition
+        return weights, total, usable
+
+    def predict(self, state: Float[Tensor, "*b s p"]) -> Step:
+        """The belief one step ahead; the start where its total weight is not positive."""
+        ahead = self.ahead(state)
+        total = ahead.weights.sum(-1)
+        return self._kept(ahead, total, total > 0, self.start(1)) if self.rule.normalize else ahead
+
+    def _kept(self, step: Step, total: Tensor, keep: Tensor, otherwise: Step) -> Step:
+        """The step where it is kept, scaled if the rule normalises; else the other one."""
+        total = total if self.rule.normalize else torch.ones_like(total)
         return Step(
-            torch.where(choose, made.weights, fallback.weights),
-            torch.where(choose, made.state, fallback.state),
-            torch.where(choose, made.moments, fallback.moments),
-            usable,
+            normalized(step.weights, total, keep, otherwise.weights),
+            normalized(step.state, total, keep, otherwise.state),
+            normalized(step.moments, total, keep, otherwise.moments),
+            step.evidence,
         )
 
-    def reverse(self, lam_transition: Float[Tensor, "*b"]) -> "FilterOperators":
-        """The same filter with time running backwards: from z_t+1 to z_t."""
-        before = self.after - 1
-        early, late = self.phi.index_select(-2, self.after), self.phi.index_select(-2, before)
-        transition, prediction = _dynamics(early, late, lam_transition)
-        return replace(self, after=before, transition=transition, prediction=prediction)
-
-    def advance(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s p"]:
-        """Coordinates of the prediction, before it is normalised."""
-        return state @ self.transition
-
-    def forecast_table(self) -> Float[Tensor, "*b p c"]:
-        """Moments of a prediction as a linear function of the state: no sums over points."""
-        return self.prediction @ self.readout.columns.index_select(-2, self.after)
-
-    def _ahead(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s k"]:
-        """Weights of a prediction on the later points."""
-        return state @ self.prediction
-
-    def _step(self, weights: Tensor, evidence: Tensor) -> Step:
-        return Step(weights, sum_rows(weights, self.phi), self.readout(weights), evidence)
-
-
-def build_operators(
-    rule: Rule,
-    update: Update,
-    latents: Features,
-    z: Float[Tensor, "*b n dz"],
-    lengths: Sequence[int],
-    *,
-    eta: float | Tensor,
-    lam_transition: float | Tensor,
-    normalize: bool,
-) -> FilterOperators:
-    """All operators of a filter, for training sequences of the given lengths laid end to end."""
-    phi = latents.train
-    before, after = (index.to(phi.device) for index in transition_pairs(lengths))
-    early, late = phi.index_select(-2, before), phi.index_select(-2, after)
-    transition, prediction = _dynamics(early, late, lam_transition)
-    return FilterOperators(
-        rule=rule,
-        update=update,
-        normalize=normalize,
-        points=z,
-        phi=phi,
-        marginal=ridge_cholesky(phi.mT @ phi / phi.shape[-2], ridge=eta, name="eta"),
-        transition=transition,
-        prediction=prediction,
-        after=after,
-        readout=MomentsTable.of(z),
-    )
-
-
-def _dynamics(
-    early: Float[Tensor, "*b k p"], late: Float[Tensor, "*b k p"], lam: float | Tensor
-) -> tuple[Float[Tensor, "*b p p"], Float[Tensor, "*b p k"]]:
-    """The transition in coordinates, and the weights of a prediction on the later points.
-
-    Math: E = (C + lam' I)^-1 early'late / k;  w+ = (C + lam' I)^-1 early'/k applied to u.
-    """
-    k = early.shape[-2]
-    second = early.mT @ early / k
-    prediction = ridge_solve(second, early.mT / k, ridge=lam, name="lam_transition")
-    return prediction @ late, prediction
+    def belief(
+        self,
+        weights: Float[Tensor, "*b s n"],
+        state: Float[Tensor, "*b s p"] | None = None,
+        *,
+        evidence: Bool[Tensor, "*b s"] | None = None,
+        first: bool = False,
+    ) -> Step:
+        """Weights with all that follows from them; without evidence unless told otherwise."""
+        if evidence is None:
+            evidence = torch.zeros(weights.shape[:-1], dtype=torch.bool, device=weights.device)
+        state = self.coordinates(weights) if state is None else state
+        return Step(weights, state, self.readout(weights), evidence, first)

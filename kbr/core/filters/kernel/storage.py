@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
+from kbr.core.filters.kernel.choice import CHOICES, Choice
 from kbr.core.filters.kernel.landmarks import Landmarks
 from kbr.core.filters.kernel.search import Edge
-from kbr.core.filters.kernel.tuning import CHOICES, Choice
 from kbr.core.uncertainty.calibration import Calibration
 from kbr.core.units.units import Units
 
@@ -35,7 +35,7 @@ class Compression:
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class FittedData:
     """Everything a filter is rebuilt from, besides its settings."""
 
     x: Float[Tensor, "*b n dx"]
@@ -50,7 +50,7 @@ class Stored:
     reach: Float[Tensor, "*b"] | None = None  # of novelty.Reach; None: from the observations
     units: Units | None = None  # None: numbers as they are
 
-    def to(self, device: str | torch.device) -> "Stored":
+    def to(self, device: str | torch.device) -> "FittedData":
         """The same on another device."""
 
         def moved(value: Any) -> Any:
@@ -61,36 +61,36 @@ class Stored:
         return replace(self, **{name: moved(value) for name, value in vars(self).items()})
 
 
-def pack(stored: Stored) -> dict[str, Any]:
+def pack(data: FittedData) -> dict[str, Any]:
     """Plain containers; a compressed filter is stored in float32, its dynamics in float16."""
     content: dict[str, Any] = {
-        "x": stored.x.clone(),  # a view would take the whole of its storage into the file
-        "z": stored.z.clone(),
-        "lengths": list(stored.lengths),
-        "shape": list(stored.shape),
-        "choice": {name: getattr(stored.choice, name) for name in CHOICES},
-        "edges": [dict(vars(edge)) for edge in stored.choice.edges],
+        "x": data.x.clone(),  # a view would take the whole of its storage into the file
+        "z": data.z.clone(),
+        "lengths": list(data.lengths),
+        "shape": list(data.shape),
+        "choice": {name: getattr(data.choice, name) for name in CHOICES},
+        "edges": [dict(vars(edge)) for edge in data.choice.edges],
     }
-    if stored.landmarks is not None:
-        small = {"x": stored.x, "z": stored.z, **vars(stored.landmarks)}
+    if data.landmarks is not None:
+        small = {"x": data.x, "z": data.z, **vars(data.landmarks)}
         small = {name: value.to(torch.float32) for name, value in small.items()}
         for name in ("left", "right"):  # numbers of at most about one, in white features
             small[name] = small[name].to(torch.float16)
         content |= {"x": small.pop("x"), "z": small.pop("z"), "landmarks": small}
-    if stored.compression is not None:
-        content["compression"] = dict(vars(stored.compression))
+    if data.compression is not None:
+        content["compression"] = dict(vars(data.compression))
     for name in ("calibration", "smoothing"):
-        found = getattr(stored, name)
-        if found is not None:
-            content[name] = {**vars(found), "counts": list(found.counts)}
-    if stored.reach is not None:
-        content["reach"] = stored.reach
-    if stored.units is not None:
-        content["units"] = stored.units.record()
+        calibration = getattr(data, name)
+        if calibration is not None:
+            content[name] = {**vars(calibration), "counts": list(calibration.counts)}
+    if data.reach is not None:
+        content["reach"] = data.reach
+    if data.units is not None:
+        content["units"] = data.units.record()
     return content
 
 
-def unpack(content: object) -> Stored:
+def unpack(content: object) -> FittedData:
     """The inverse of `pack`; what does not fit together is refused by name."""
     try:
         assert isinstance(content, dict)
@@ -116,7 +116,7 @@ def unpack(content: object) -> Stored:
             assert 0 < left.shape[0] <= len(mass)
             x, landmarks = x.to(torch.float64), Landmarks(mass / mass.sum(), left, right)
         compression = content.get("compression")
-        return Stored(
+        return FittedData(
             x,
             z,
             lengths,

@@ -62,14 +62,3 @@ def leave_one_out_score(
         return loss.mean(-1)
 
     return score
-
-
-def conditional_leave_one_out(
-    phi: Float[Tensor, "*b n p"],
-    before: Float[Tensor, "*b k p"],
-    after: Float[Tensor, "*b k p"],
-    etas: Sequence[float],
-) -> Float[Tensor, "e *b"]:
-    """The leave-one-out score of every eta."""
-    score = leave_one_out_score(phi, before, after)
-    return torch.stack([score(eta) for eta in etas])

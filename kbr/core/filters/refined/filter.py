@@ -1,7 +1,6 @@
 """A kernel Bayes filter whose values are refined by gradient and whose mean is corrected."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,18 +11,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.base import BaseFilter
+from kbr.core.filters.base import TrainableFilter
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult, Moments
+from kbr.core.filters.kernel.choice import Choice
 from kbr.core.filters.kernel.filter import KernelBayesFilter
-from kbr.core.filters.kernel.held_out import Correction
+from kbr.core.filters.kernel.fitted import Fitted
+from kbr.core.filters.kernel.held_out import Correction, measured
 from kbr.core.filters.kernel.search import Progress
-from kbr.core.filters.kernel.step import FilterOperators
+from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import member
-from kbr.core.filters.kernel.tuning import Choice
+from kbr.core.filters.kernel.validation import even_blocks
+from kbr.core.filters.refined.descent import descend
 from kbr.core.filters.refined.readout import RIDGE, Readout, corrected, fit_readout, readout_without
-from kbr.core.filters.refined.refine import refine
-from kbr.core.filters.refined.retune import retune
-from kbr.core.filters.training_data import training_data
+from kbr.core.filters.training_data import TrainingData
 from kbr.core.io import checkpoint
 from kbr.core.uncertainty.calibration import Calibration
 from kbr.core.units.units import Units
@@ -42,8 +42,11 @@ class RefinedBelief(KernelBelief):
 
 
 @dataclass(kw_only=True, eq=False)
-class RefinedFilter(BaseFilter):
+class RefinedFilter(TrainableFilter):
     """A `base` filter, tuned on all blocks, refined by gradient and corrected by a linear readout.
+
+    Three blocks, each filtered by operators of the others: all training steps have a say in what is
+    chosen, so that it depends less on chance than the choice of the validation block alone.
 
     `steps` of Adam at `rate` (0: the tuned values stand); `ridge` of the readout, in training steps
     (None: no readout). Either part is dropped for data sets where held-out steps say it harms.
@@ -59,27 +62,28 @@ class RefinedFilter(BaseFilter):
             raise KbrError(f"steps must be at least 0; got {self.steps}. Set steps.")
         self._parts: tuple[KernelBayesFilter, Readout | None] | None = None
 
-    def fit(
-        self,
-        x: Any,
-        z: Any,
-        *,
-        time: Any = None,
-        circular: Sequence[str] | str = (),
-        angle_unit: str = "degrees",
-        units: Units | None = None,
-        progress: Progress | None = None,
-    ) -> "RefinedFilter":
-        """Tune, refine and correct, from the training data alone; as `KernelBayesFilter.fit`."""
-        about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
-        base = replace(self.base)
-        data = training_data(x, z, standardize=base._standardized(), **about)
-        made = retune(base._fit(data, progress))
+    @property
+    def standardized(self) -> tuple[bool, bool]:
+        return self.base.standardized
+
+    def _learn(self, data: TrainingData, progress: Progress | None) -> None:
+        """Tune, refine and correct, from the training data alone."""
+        blocks = even_blocks(data.z.shape[-2])
+        fitted = self.base.learned(data, blocks=blocks, progress=progress)
         if self.steps:
-            made = refine(made, steps=self.steps, rate=self.rate)
-        self._parts = made, None if self.ridge is None else fit_readout(made, ridge=self.ridge)
-        self._calibrate()
-        return self
+            fitted = descend(fitted, steps=self.steps, rate=self.rate)
+        readout = None if self.ridge is None else fit_readout(fitted, ridge=self.ridge)
+        self._parts = KernelBayesFilter.of(self._calibrated(fitted, readout)), readout
+
+    def _calibrated(self, fitted: Fitted, readout: Readout | None) -> Fitted:
+        ridge = self.ridge
+        if readout is None or ridge is None:
+            return measured(fitted)
+
+        def without(block: range) -> Correction:
+            return partial(corrected, readout_without(fitted, block, readout, ridge=ridge))
+
+        return measured(fitted, correct=without)
 
     @property
     def kernel_filter(self) -> KernelBayesFilter:
@@ -96,7 +100,7 @@ class RefinedFilter(BaseFilter):
         return self.kernel_filter.choice
 
     @property
-    def operators(self) -> FilterOperators:
+    def operators(self) -> Operators:
         return self.kernel_filter.operators
 
     @property
@@ -111,18 +115,6 @@ class RefinedFilter(BaseFilter):
     @property
     def smoothing_calibration(self) -> Calibration | None:
         return self.kernel_filter.smoothing_calibration
-
-    def _calibrate(self) -> None:
-        made, readout = self._get()
-        ridge = self.ridge
-        if readout is None or ridge is None:
-            made._calibrate()
-            return
-
-        def without(block: range) -> Correction:
-            return partial(corrected, readout_without(made, block, readout, ridge=ridge))
-
-        made._calibrate(correct=without)
 
     def _filtered(self, x: Tensor) -> KernelFilterResult:
         made, readout = self._get()

@@ -1,17 +1,15 @@
 """A linear correction of a filter's means, learned from steps that the filter did not see."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult
-from kbr.core.filters.kernel.cross_fitting import even_blocks, pieces_inside, rows_outside
-from kbr.core.filters.kernel.filter import KernelBayesFilter
-from kbr.core.filters.kernel.step import FilterOperators
-from kbr.core.filters.kernel.storage import Stored
-from kbr.core.filters.kernel.tuning import validation_start
+from kbr.core.filters.kernel.fitted import Fitted
+from kbr.core.filters.kernel.step import Operators
+from kbr.core.filters.kernel.validation import even_blocks, pairs_inside, validation_block
 from kbr.core.inputs import check_positive
 from kbr.core.kernels import FEW_COORDINATES
 from kbr.core.linalg import ridge_solve
@@ -52,9 +50,7 @@ def design(mean: Tensor, predicted: Tensor, x: Tensor) -> Tensor:
     return torch.cat([mean, predicted, x, torch.ones_like(mean[..., :1])], -1)
 
 
-def predicted_means(
-    operators: FilterOperators, result: KernelFilterResult
-) -> Float[Tensor, "*s t dz"]:
+def predicted_means(operators: Operators, result: KernelFilterResult) -> Float[Tensor, "*s t dz"]:
     """Means of the predictions before each step of a filtered sequence."""
     assert result.states is not None
     dz, batch = operators.points.shape[-1], operators.points.shape[:-2]
@@ -67,14 +63,14 @@ def predicted_means(
 
 
 def corrected(
-    readout: Readout, operators: FilterOperators, result: KernelFilterResult, x: Tensor
+    readout: Readout, operators: Operators, result: KernelFilterResult, x: Tensor
 ) -> Float[Tensor, "*s t dz"]:
     """The means of a filtered sequence with the readout's correction; x are its observations."""
     flat = x.reshape(*result.mean.shape[:-1], -1)
     return readout(result.mean, predicted_means(operators, result), flat, result.evidence)
 
 
-def fit_readout(filt: KernelBayesFilter, *, ridge: float = RIDGE) -> Readout:
+def fit_readout(fitted: Fitted, *, ridge: float = RIDGE) -> Readout:
     """The readout of a fitted filter, from blocks of its training data filtered by the others.
 
     Data sets get none where one learned from the steps before the validation block alone does not
@@ -82,55 +78,39 @@ def fit_readout(filt: KernelBayesFilter, *, ridge: float = RIDGE) -> Readout:
     other blocks come from operators that hold the block that is left out.)
     """
     check_positive(ridge, name="ridge")
-    stored = filt._get().stored
-    n = stored.z.shape[-2]
-    validation = range(validation_start(n), n)
-    uses_x = stored.x.shape[-1] <= FEW_COORDINATES
-    early = _without(filt, validation)
-    rows, missed = _filtered(early, stored, validation, uses_x=uses_x)
+    uses_x = fitted.data.x.shape[-1] <= FEW_COORDINATES
+    validation = validation_block(fitted.n)
+    early = fitted.without(validation)
+    rows, missed = _missed(fitted, early, validation, uses_x=uses_x)
     left = missed - rows @ _coefficients(early, ridge, uses_x=uses_x)
     helps = left.square().sum((-2, -1)) < missed.square().sum((-2, -1))
-    return Readout(_coefficients(filt, ridge, uses_x=uses_x) * helps[..., None, None], uses_x)
+    return Readout(_coefficients(fitted, ridge, uses_x=uses_x) * helps[..., None, None], uses_x)
 
 
-def readout_without(
-    filt: KernelBayesFilter, block: range, readout: Readout, *, ridge: float
-) -> Readout:
+def readout_without(fitted: Fitted, block: range, readout: Readout, *, ridge: float) -> Readout:
     """The same readout, learned from the rows outside the block; none where it has none."""
-    made = _coefficients(_without(filt, block), ridge, uses_x=readout.uses_x)
+    coefficients = _coefficients(fitted.without(block), ridge, uses_x=readout.uses_x)
     used = (readout.coefficients != 0).any(-1, keepdim=True).any(-2, keepdim=True)
-    return Readout(made * used, readout.uses_x)
+    return Readout(coefficients * used, readout.uses_x)
 
 
-def _coefficients(
-    filt: KernelBayesFilter, ridge: float, *, uses_x: bool
-) -> Float[Tensor, "*b c dz"]:
+def _coefficients(fitted: Fitted, ridge: float, *, uses_x: bool) -> Float[Tensor, "*b c dz"]:
     """The regression on all of the filter's steps, each block filtered by the others' operators."""
-    stored = filt._get().stored
-    blocks = even_blocks(stored.z.shape[-2])
-    parts = [_filtered(_without(filt, block), stored, block, uses_x=uses_x) for block in blocks]
+    blocks = even_blocks(fitted.n)
+    parts = [_missed(fitted, fitted.without(block), block, uses_x=uses_x) for block in blocks]
     return _regress(parts, ridge)
 
 
-def _without(filt: KernelBayesFilter, block: range) -> KernelBayesFilter:
-    """A filter with the same values, fitted to the rows outside the block, x flat."""
-    other = replace(filt)
-    other._fitted = other._finish(rows_outside(filt._get().stored, block))
-    return other
-
-
-def _filtered(
-    filt: KernelBayesFilter, stored: Stored, block: range, *, uses_x: bool
+def _missed(
+    fitted: Fitted, rest: Fitted, block: range, *, uses_x: bool
 ) -> tuple[Float[Tensor, "*b t c"], Float[Tensor, "*b t dz"]]:
-    """Rows of the design and what the means miss, on a block of the stored rows."""
-    designs, missed = [], []
-    for start, stop in pieces_inside(stored.lengths, block):
-        x, z = stored.x[..., start:stop, :], stored.z[..., start:stop, :]
-        result = filt._filtered(x.double())
+    """Rows of the design and what means miss on a block, filtered by operators of the rest."""
+    designs, missed, data = [], [], fitted.data
+    for x, z in pairs_inside(data.x, data.z, data.lengths, block):
+        result = rest.filtered(x)
         there = result.evidence.unsqueeze(-1)
-        before = predicted_means(filt.operators, result)
-        made = design(result.mean, before, x if uses_x else x[..., :0])
-        designs.append(made * there)
+        before = predicted_means(rest.operators, result)
+        designs.append(design(result.mean, before, x if uses_x else x[..., :0]) * there)
         missed.append((z - result.mean) * there)
     return torch.cat(designs, -2), torch.cat(missed, -2)
 

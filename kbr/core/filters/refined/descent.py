@@ -15,15 +15,20 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.features import Features, PivotedCholesky, take_rows
-from kbr.core.filters.kernel.cross_fitting import FOLDS, pieces_inside, rows_outside
+from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.engine import LowRank
-from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.large import is_large
-from kbr.core.filters.kernel.run import run_filter
-from kbr.core.filters.kernel.step import build_operators
-from kbr.core.filters.kernel.storage import Stored
-from kbr.core.filters.kernel.tuning import split_lengths, validation_start
-from kbr.core.filters.result import mean_squared_error
+from kbr.core.filters.kernel.operators import dense_operators
+from kbr.core.filters.kernel.settings import Settings
+from kbr.core.filters.kernel.storage import FittedData
+from kbr.core.filters.kernel.validation import (
+    FOLDS,
+    data_outside,
+    pairs_inside,
+    squared_errors,
+    validation_block,
+)
 from kbr.core.kernels import FEW_COORDINATES, Kernel, Linear
 from kbr.core.linalg import pivoted_cholesky, ridge_cholesky
 from kbr.core.per_coordinate import PerCoordinate
@@ -48,8 +53,8 @@ class Values:
 class Problem:
     """Training data with fixed landmarks; the filter's error as a differentiable function."""
 
-    filt: KernelBayesFilter
-    stored: Stored
+    settings: Settings
+    data: FittedData
     kernels: tuple[Kernel, Kernel]
     start: Values
     landmarks: tuple[Tensor, Tensor]
@@ -64,27 +69,19 @@ class Problem:
 
         Math: psi(x) = L^-1 k(P, x),  L L' = K_PP + jitter I, with the landmarks P fixed.
         """
-        stored, rest = self.stored, rows_outside(self.stored, block)
-        z = rest.z
-        psi = self._features(0, at.width_x, rest.x.double())
-        operators = build_operators(
-            self.filt.rule,
-            LowRank(psi),
-            self._features(1, at.width_z, z),
-            z,
+        data, rest = self.data, data_outside(self.data, block)
+        operators = dense_operators(
+            self.settings.rule,
+            LowRank(self._features(0, at.width_x, rest.x.double())),
+            self._features(1, at.width_z, rest.z),
+            rest.z,
             rest.lengths,
             eta=at.eta.exp(),
             lam_transition=at.lam_transition.exp(),
-            normalize=getattr(self.filt.rule, "normalize", False),
         )
-        total = z.new_zeros(z.shape[:-2])
-        for first, last in pieces_inside(stored.lengths, block):
-            query = psi(stored.x[..., first:last, :].double()).unsqueeze(-3)
-            seen = torch.ones(query.shape[:-1], dtype=torch.bool, device=query.device)
-            mean = run_filter(operators, query, seen, at.lam.exp().unsqueeze(-1)).mean.squeeze(-3)
-            truth = stored.z[..., first:last, :]
-            total = total + (last - first) * mean_squared_error(mean, truth)
-        return total / len(block)
+        held_out = pairs_inside(data.x, data.z, data.lengths, block)
+        errors = squared_errors(operators, at.lam.exp().unsqueeze(-1), held_out)
+        return errors.squeeze(-1) / len(block)
 
     def _features(self, which: int, width: Tensor, points: Tensor) -> Features:
         kernel = PerCoordinate(kernel=self.kernels[which], bandwidth=width.exp())
@@ -93,26 +90,22 @@ class Problem:
 
         def features(query: Tensor) -> Tensor:
             cross = kernel(query, landmarks)
-            made: Tensor = torch.linalg.solve_triangular(factor.mT, cross, upper=True, left=False)
-            return made
+            solved: Tensor = torch.linalg.solve_triangular(factor.mT, cross, upper=True, left=False)
+            return solved
 
         return Features(features(points), features, kernel)
 
 
-def refine(
-    filt: KernelBayesFilter, *, steps: int = 30, rate: float = 0.1, patience: int = 3
-) -> KernelBayesFilter:
+def descend(fitted: Fitted, *, steps: int = 30, rate: float = 0.1, patience: int = 3) -> Fitted:
     """The fitted filter with bandwidths and ridges moved downhill, fitted to the same data.
 
     `steps` of Adam at this `rate` on logarithms, one block at each; after every round of blocks the
     validation block is filtered, and `patience` rounds without improvement end it. Data sets whose
     validation error did not fall keep the values they had.
     """
-    problem = make_problem(filt)
-    start, stored = problem.start, problem.stored
-    cut = validation_start(stored.z.shape[-2])
-    blocks, held_out = training_blocks(cut), range(cut, stored.z.shape[-2])
-    early = replace_rows(problem, cut)
+    problem, held_out = make_problem(fitted), validation_block(fitted.n)
+    start, blocks = problem.start, training_blocks(held_out.start)
+    early = replace(problem, data=data_outside(problem.data, held_out))
     widths = (_shared(start.width_x), _shared(start.width_z))
     ridges = (start.lam, start.eta, start.lam_transition)
     moved = [torch.zeros_like(value) for value in (*widths, *ridges)]
@@ -140,28 +133,25 @@ def refine(
     return _better(problem, kept)
 
 
-def make_problem(filt: KernelBayesFilter, *, rank: int = RANK) -> Problem:
-    """What `refine` starts from: the values of a fitted filter, and landmarks chosen with them."""
-    stored, rule = filt._get().stored, filt.rule
-    n = stored.z.shape[-2]
-    if is_large(n) or stored.landmarks is not None:
+def make_problem(fitted: Fitted, *, rank: int = RANK) -> Problem:
+    """What `descend` starts from: the values of a fitted filter, landmarks chosen with them."""
+    data, rule = fitted.data, fitted.settings.rule
+    if is_large(fitted.n) or data.landmarks is not None:
         raise KbrError(
-            f"refining unrolls the filter over all of its training pairs, here {n:,}; it takes "
-            "filters of few, not compressed. Refine a filter of a part of them."
+            f"refining unrolls the filter over all of its training pairs, here {fitted.n:,}; it "
+            "takes filters of few, not compressed. Refine a filter of a part of them."
         )
-    choice = stored.choice
-    recipe = filt._recipe
-    pairs = ((rule.kernel_x, stored.x), (rule.kernel_z, stored.z))
-    fitted = recipe.fitted_kernels(stored.x.double(), stored.z, (choice.scale_x, choice.scale_z))
-    if not all(_stationary(kernel) for kernel, _ in pairs):
-        names = ", ".join(type(kernel).__name__ for kernel, _ in pairs)
+    choice = data.choice
+    scales = (choice.scale_x, choice.scale_z)
+    kernels = Builder(fitted.settings).fitted_kernels(data.x.double(), data.z, scales)
+    if not (_stationary(rule.kernel_x) and _stationary(rule.kernel_z)):
+        names = ", ".join(type(kernel).__name__ for kernel in (rule.kernel_x, rule.kernel_z))
         raise KbrError(
             f"refining moves bandwidths, so both kernels must have some (Gaussian, ...); got "
             f"{names}. Set kernel_x and kernel_z."
         )
     widths, landmarks, profiles = [], [], []
-    for kernel, (_, points) in zip(fitted, pairs, strict=True):
-        wide = points.double()
+    for kernel, wide in zip(kernels, (data.x.double(), data.z), strict=True):
         shape = (*wide.shape[:-2], wide.shape[-1])
         widths.append(kernel.widths(wide).squeeze(-2).expand(shape).log())
         gram = kernel(wide, wide)
@@ -175,8 +165,13 @@ def make_problem(filt: KernelBayesFilter, *, rank: int = RANK) -> Problem:
         inner = kernel.kernel if isinstance(kernel, PerCoordinate) else kernel
         profiles.append(replace(inner, bandwidth=None, scale=1.0))
     ridges = (choice.lam.log(), choice.eta.log(), choice.lam_transition.log())
-    start = Values(widths[0], widths[1], *ridges)
-    return Problem(filt, stored, (profiles[0], profiles[1]), start, (landmarks[0], landmarks[1]))
+    return Problem(
+        fitted.settings,
+        data,
+        (profiles[0], profiles[1]),
+        Values(widths[0], widths[1], *ridges),
+        (landmarks[0], landmarks[1]),
+    )
 
 
 def training_blocks(cut: int) -> list[range]:
@@ -186,24 +181,15 @@ def training_blocks(cut: int) -> list[range]:
     return [range(a, b) for a, b in pairwise(cuts)]
 
 
-def replace_rows(problem: Problem, cut: int) -> Problem:
-    """The same problem with the rows before `cut` alone."""
-    stored = problem.stored
-    lengths, _ = split_lengths(stored.lengths, cut)
-    few = replace(stored, x=stored.x[..., :cut, :], z=stored.z[..., :cut, :], lengths=lengths)
-    return replace(problem, stored=few)
-
-
-def with_values(problem: Problem, moved: Sequence[Tensor]) -> KernelBayesFilter:
+def with_values(problem: Problem, moved: Sequence[Tensor]) -> Fitted:
     """An ordinary filter with these values, fitted to all training data."""
-    at, choice = problem.values(moved), problem.stored.choice
+    at, choice = problem.values(moved), problem.data.choice
     kernels = [
         PerCoordinate(kernel=kernel, bandwidth=width.exp())
         for kernel, width in zip(problem.kernels, (at.width_x, at.width_z), strict=True)
     ]
-    rule = replace(problem.filt.rule, kernel_x=kernels[0], kernel_z=kernels[1])
-    made = replace(problem.filt, rule=rule)
-    chosen = replace(
+    rule = replace(problem.settings.rule, kernel_x=kernels[0], kernel_z=kernels[1])
+    choice = replace(
         choice,
         scale_x=choice.scale_x * moved[0].mean(-1).exp(),
         scale_z=choice.scale_z * moved[1].mean(-1).exp(),
@@ -211,32 +197,27 @@ def with_values(problem: Problem, moved: Sequence[Tensor]) -> KernelBayesFilter:
         eta=at.eta.exp(),
         lam_transition=at.lam_transition.exp(),
     )
-    made._fitted = made._finish(replace(problem.stored, choice=chosen))
-    return made
+    return Fitted.build(replace(problem.settings, rule=rule), replace(problem.data, choice=choice))
 
 
-def held_out_error(filt: KernelBayesFilter) -> Float[Tensor, "*b"]:
+def held_out_error(fitted: Fitted) -> Float[Tensor, "*b"]:
     """Error on the validation block of a filter with these values fitted to the rows before it."""
-    stored = filt._get().stored
-    cut = validation_start(stored.z.shape[-2])
-    lengths, pieces = split_lengths(stored.lengths, cut)
-    early, flat = replace(filt), (stored.x.shape[-1],)
-    few = (stored.x[..., :cut, :], stored.z[..., :cut, :], lengths, flat, stored.choice)
-    early._fitted = early._finish(Stored(*few))
-    means = [early._filtered(stored.x[..., a:b, :].double()).mean for a, b in pieces]
-    return mean_squared_error(torch.cat(means, -2), stored.z[..., cut:, :])
+    data, block = fitted.data, validation_block(fitted.n)
+    early = fitted.without(block)
+    total = torch.zeros_like(data.choice.lam)
+    for x, z in pairs_inside(data.x, data.z, data.lengths, block):
+        total = total + (early.filtered(x).mean - z).square().sum((-2, -1))
+    return total / len(block)
 
 
-def _better(problem: Problem, kept: list[Tensor]) -> KernelBayesFilter:
+def _better(problem: Problem, kept: list[Tensor]) -> Fitted:
     """The filter of the moved values where its own validation error fell, else of the start's."""
     still = [torch.zeros_like(step) for step in kept]
     before, after = (held_out_error(with_values(problem, steps)) for steps in (still, kept))
     better = after < before
-    made = with_values(problem, [_where(better, step, 0 * step) for step in kept])
-    fitted = made._get()
-    choice = replace(fitted.stored.choice, val_mse=torch.where(better, after, before))
-    made._fitted = replace(fitted, stored=replace(fitted.stored, choice=choice))
-    return made
+    fitted = with_values(problem, [_where(better, step, 0 * step) for step in kept])
+    error = torch.where(better, after, before)
+    return fitted.changed(choice=replace(fitted.data.choice, val_mse=error))
 
 
 def _error(problem: Problem, moved: Sequence[Tensor], block: range) -> Float[Tensor, "*b"]:

@@ -1,0 +1,72 @@
+"""A fitted filter reduced to few weighted training pairs, with what that cost."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.filters.kernel.building import Builder
+from kbr.core.filters.kernel.fitted import Fitted
+from kbr.core.filters.kernel.landmarks import choose_landmarks
+from kbr.core.filters.kernel.novelty import Reach, nearest_squared, reach_of
+from kbr.core.filters.kernel.settings import Settings
+from kbr.core.filters.kernel.storage import Compression, pack, unpack
+from kbr.core.filters.result import mean_squared_error
+from kbr.core.io.memory import check_memory
+
+
+def compressed(fitted: Fitted, n_landmarks: int) -> Fitted:
+    """The same filter on at most so many pairs; calibration is carried over."""
+    data, choice = fitted.data, fitted.data.choice
+    if data.z.ndim > 2 or data.landmarks is not None:
+        raise KbrError(
+            "compress takes a filter fitted to one data set, not compressed before; got a "
+            f"batch {list(data.z.shape[:-2])} or a compressed filter. Take one of the batch."
+        )
+    check_memory(
+        5.0 * len(data.z) * n_landmarks * torch.float64.itemsize,
+        what=f"choosing {n_landmarks} among {len(data.z):,} pairs",
+        advice="Lower n_landmarks, or fit to fewer pairs first.",
+        device=data.z.device,
+    )
+    scales = (choice.scale_x, choice.scale_z)
+    kernel_x, kernel_z = Builder(fitted.settings).fitted_kernels(data.x, data.z, scales)
+    kept, landmarks = choose_landmarks(
+        kernel_x,
+        kernel_z,
+        data.x.to(torch.float64),
+        data.z,
+        data.lengths,
+        n_landmarks=n_landmarks,
+        eta=float(choice.eta),
+        lam_transition=float(choice.lam_transition),
+    )
+    small = replace(
+        data,
+        x=data.x[kept],
+        z=data.z[kept],
+        lengths=[len(kept)],
+        landmarks=landmarks,
+        reach=_limit(fitted.reach, data.x[kept]),
+    )
+    rule = replace(fitted.settings.rule, kernel_x=kernel_x, kernel_z=kernel_z)
+    settings = Settings(**{**fitted.settings.values, "rule": rule})
+    return Fitted.build(settings, unpack(pack(small)))  # rounded as a file holds them
+
+
+def with_cost(small: Fitted, before: Fitted, x: Tensor, z: Tensor) -> Fitted:
+    """The compressed filter with its error beside that of the one it came from."""
+    scaling, errors = before.units.z, []
+    for fitted in (before, small):
+        result = fitted.filtered(x)
+        mean, _ = scaling.undo(result.mean, result.cov)
+        errors.append(float(mean_squared_error(mean, scaling.nearest(z, mean))))
+    return small.changed(compression=Compression(before.operators.n, small.operators.n, *errors))
+
+
+def _limit(reach: Reach, landmarks: Tensor) -> Tensor:
+    """How far from the landmarks alone an observation may lie: they are fewer anchors."""
+    few = reach_of(landmarks, landmarks[:0], len(landmarks)).anchors
+    farthest = nearest_squared(reach.anchors, few).amax(-1)
+    return (reach.limit.sqrt() + farthest.sqrt()).square()

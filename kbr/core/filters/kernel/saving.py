@@ -1,0 +1,120 @@
+"""A kernel Bayes filter in files and in memory: settings by name, and what `fit` left."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+import kbr
+from kbr.core.errors import KbrError
+from kbr.core.filters.base import TrainableFilter
+from kbr.core.filters.kernel.describe import build, describe
+from kbr.core.filters.kernel.fitted import Fitted
+from kbr.core.filters.kernel.held_out import measured
+from kbr.core.filters.kernel.settings import SETTINGS, Settings
+from kbr.core.filters.kernel.storage import KIND, pack, unpack
+from kbr.core.io import checkpoint
+
+AnyFilter = TypeVar("AnyFilter", bound="SavedFilter")
+
+
+class SavedFilter(Settings, TrainableFilter):
+    """Settings with what was learned, and its ways in and out of files."""
+
+    _fitted: Fitted | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._fitted = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in SETTINGS:
+            raise KbrError(
+                f"{name} is fixed when the filter is constructed. Make another one: "
+                f"KernelBayesFilter({name}=...), or dataclasses.replace(filt, {name}=...)."
+            )
+        object.__setattr__(self, name, value)
+
+    @property
+    def fitted(self) -> Fitted:
+        """What `fit` left, in inner coordinates: for the rest of kbr, not for users."""
+        if self._fitted is None:
+            raise KbrError("this filter is not fitted yet: call fit(x_train, z_train) first.")
+        return self._fitted
+
+    @property
+    def settings(self) -> Settings:
+        """The settings alone."""
+        return Settings(**self.values)
+
+    @classmethod
+    def of(cls: type[AnyFilter], fitted: Fitted) -> AnyFilter:
+        """A filter of what another one, or the rest of kbr, has fitted."""
+        filt = cls(**fitted.settings.values)
+        filt._fitted = fitted
+        return filt
+
+    def to(self: AnyFilter, device: str | torch.device) -> AnyFilter:
+        """The same filter on another device."""
+        return self.of(Fitted.build(self.settings, self.fitted.data.to(device)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy and pickle: settings and what was learned; operators are made again from it."""
+        return {"settings": self.values, "stored": self._fitted and self._fitted.data}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        type(self).__init__(self, **state["settings"])
+        if state["stored"] is not None:
+            self._fitted = Fitted.build(self.settings, state["stored"])
+
+    def save(self, path: str | Path) -> None:
+        """A file that `load` reads anywhere: tensors and plain values, nothing that runs."""
+        state = {**self.state(), "settings": self._described()}
+        checkpoint.save(Path(path), {"kind": KIND, "kbr": kbr.__version__, "filter": state})
+
+    @classmethod
+    def load(cls: type[AnyFilter], path: str | Path) -> AnyFilter:
+        """A filter from a file of `save`; nothing in the file is executed."""
+        state = checkpoint.load(path, kind=KIND).get("filter")
+        if not isinstance(state, dict):
+            raise KbrError(f"{path} holds no filter. Save it again with kbr.")
+        return cls.from_state(state)
+
+    @classmethod
+    def from_state(cls: type[AnyFilter], state: dict[str, Any]) -> AnyFilter:
+        """A filter from `state`, which says by itself how it was constructed."""
+        settings = state.get("settings")
+        if not isinstance(settings, dict):
+            raise KbrError(
+                "the file does not say how its filter was constructed: its ratio or kernels are "
+                "code, which files do not hold. Construct it in Python and call restore(state)."
+            )
+        if "standardize" not in settings:  # a file from before filters standardised by themselves
+            settings = {**settings, "standardize": False}
+        if set(settings) != set(SETTINGS):
+            raise KbrError(f"a filter has the settings {SETTINGS}; the file has {list(settings)}.")
+        try:
+            filt = cls(**{name: build(value) for name, value in settings.items()})
+        except (TypeError, AttributeError, LookupError, RuntimeError) as error:
+            raise KbrError(f"the file's settings do not make a filter: {error}") from error
+        return filt.restore(state)
+
+    def state(self) -> dict[str, Any]:
+        """Plain tensors and numbers from which `restore` makes the same filter again."""
+        try:
+            settings = self._described()
+        except KbrError:
+            settings = None  # a ratio or kernel that is code: the caller constructs it again
+        return {**pack(self.fitted.data), "settings": settings}
+
+    def restore(self: AnyFilter, state: dict[str, Any]) -> AnyFilter:
+        """The inverse of `state`, for a filter constructed with the same hyper-parameters."""
+        fitted = Fitted.build(self.settings, unpack(state))
+        known = fitted.data.calibration
+        if known is None or (len(known.counts) == 1 and fitted.data.landmarks is None):
+            fitted = measured(fitted)  # a file from before gaps were told apart
+        self._fitted = fitted
+        return self
+
+    def _described(self) -> dict[str, Any] | None:
+        return {name: describe(value) for name, value in self.values.items()}

@@ -1,0 +1,117 @@
+"""The settings of a kernel Bayes filter: what a user may choose, and what is searched otherwise."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from kbr.core.errors import KbrError
+from kbr.core.features import FeatureMap
+from kbr.core.filters.kernel.known_transition import TransitionRatio
+from kbr.core.filters.kernel.search import START, Space
+from kbr.core.inputs import check_positive
+from kbr.core.kernels import Kernel, Linear
+from kbr.core.ratios import KuLSIF
+from kbr.core.rules import ImportanceWeightedRule, Rule
+
+Engine = Literal["auto", "low_rank", "compressed", "active_set"]
+WIDTHS = (2.0,)  # bandwidth of x over that of z, in medians: 1 in the paper, 2 filters better
+BELOW, ABOVE = 1e-5, 1e3  # how far lam is searched beyond the rule's usual values, as factors
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Settings:
+    """None is searched from data; of several values that are given, one is chosen."""
+
+    rule: Rule = field(default_factory=ImportanceWeightedRule)
+    eta: float | None = None
+    lam_transition: float | None = None
+    scales: Sequence[float] | None = None
+    widths: Sequence[float] = WIDTHS
+    etas: Sequence[float] | None = None
+    lams: Sequence[float] | None = None
+    engine: Engine = "auto"
+    standardize: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rule.ratio, KuLSIF | TransitionRatio):
+            raise KbrError(
+                "the filter's prior changes at every step, so its ratio is KuLSIF or, where the "
+                f"dynamics are known, TransitionRatio; got {type(self.rule.ratio).__name__}."
+            )
+        for name in ("eta", "lam_transition"):
+            if getattr(self, name) is not None:
+                check_positive(getattr(self, name), name=name)
+        for name in ("scales", "widths", "etas", "lams"):
+            grid = getattr(self, name)
+            if grid is not None:
+                if len(grid) == 0:
+                    raise KbrError(f"{name} must hold at least one value; got none.")
+                for value in grid:
+                    check_positive(value, name=name)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every setting by its name."""
+        return {name: getattr(self, name) for name in SETTINGS}
+
+    @property
+    def given_eta(self) -> float | None:
+        """The filter's eta, else its ratio's; None: to be chosen."""
+        ratio = self.rule.ratio
+        if self.eta is None and isinstance(ratio, KuLSIF) and ratio.eta is not None:
+            return float(ratio.eta)
+        return self.eta
+
+    @property
+    def tried_widths(self) -> tuple[float, ...]:
+        """Widths of x over z."""
+        return tuple(self.widths) if is_free(self.rule.kernel_x) else (1.0,)
+
+    @property
+    def standardized(self) -> tuple[bool, bool]:
+        """Whether x and z are standardised."""
+        if self.standardize is not None:
+            return self.standardize, self.standardize
+        known = isinstance(self.rule.ratio, TransitionRatio)  # a model in the units of z
+        return _has_no_units(self.rule.kernel_x), _has_no_units(self.rule.kernel_z) and not known
+
+    def space(self, coordinates: int, least_lam: float = 0.0) -> Space:
+        """Scales and lams to try, for observations of so many coordinates.
+
+        Kernels that have a bandwidth of their own are left alone.
+        """
+        start = tuple(value / max(self.tried_widths) for value in START)
+        scales = {"scales": start} if self.scales is None else _just("scale", self.scales)
+        if not (is_free(self.rule.kernel_x) or is_free(self.rule.kernel_z)):
+            scales = _just("scale", (1.0,))
+        usual = self.rule.LAMS
+        if self.rule.lam is not None:
+            lams = _just("lam", (float(self.rule.lam),))
+        elif self.lams is not None:
+            lams = _just("lam", self.lams)
+        else:
+            bounds = (max(BELOW * min(usual), least_lam), ABOVE * max(usual))
+            tried = tuple(lam for lam in usual if lam >= bounds[0]) or (bounds[0],)
+            lams = {"lams": tried, "lam_bounds": bounds}
+        return Space(**scales, **lams).of_observations(coordinates)
+
+
+SETTINGS = tuple(item.name for item in fields(Settings))
+
+
+def is_free(kernel: Kernel | FeatureMap) -> bool:
+    """Whether the filter chooses the kernel's bandwidth."""
+    return (
+        isinstance(kernel, Kernel) and kernel.bandwidth is None and not isinstance(kernel, Linear)
+    )
+
+
+def _has_no_units(kernel: Kernel | FeatureMap) -> bool:
+    """Whether the kernel fits itself to its points: it may see them standardised."""
+    inner = kernel if isinstance(kernel, Kernel) else getattr(kernel, "kernel", None)
+    return isinstance(inner, Kernel) and is_free(inner)
+
+
+def _just(name: str, values: Sequence[float]) -> dict[str, Any]:
+    """These values of a space and no others."""
+    return {f"{name}s": tuple(values), f"{name}_bounds": None}
