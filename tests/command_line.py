@@ -24,7 +24,8 @@ class Done:
 
 def call(*arguments: str, script: str = "train.py", folder: Path = ROOT) -> Done:
     """`python train.py ...` or `python evaluate.py ...`, from the project's folder or another."""
-    from kbr.app import cli, folder_claim
+    from kbr.app import cli
+    from kbr.app.run import claim
 
     command = {"train.py": cli.train, "evaluate.py": cli.evaluate}[script]
     out, err = io.StringIO(), io.StringIO()
@@ -34,8 +35,8 @@ def call(*arguments: str, script: str = "train.py", folder: Path = ROOT) -> Done
             command()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    while folder_claim._held:  # a process keeps its folders until it ends
-        folder_claim._held.pop().release()
+    while claim._held:  # a process keeps its folders until it ends
+        claim._held.pop().release()
     return Done(code, out.getvalue(), err.getvalue())
 
 

@@ -15,9 +15,10 @@ from kbr.core.errors import KbrError
 from kbr.core.io import file_rows
 from kbr.core.io.file_rows import FileRows
 from kbr.core.objectives import add_up, feature_sums, loss_from_sums
-from kbr.training import MLP, LearnedFilter, SoftArgmaxCNN, feature_module, workers
+from kbr.training import MLP, LearnedFilter, SoftArgmaxCNN, workers
 from kbr.training.data import training_rows
 from kbr.training.modules.base import input_scaling
+from kbr.training.modules.features import FeatureModule
 from kbr.training.workers import loss_in_parts
 
 ROWS = 120
@@ -118,7 +119,7 @@ def test_loss_and_gradient_in_chunks_are_those_of_the_full_batch(dropout):
         torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(8, 4)
     ).double()
     shared = {"epochs": 3, "lr": 0.1, "weight_decay": 0.0, "seed": 0, "log_every": 1, "record": {}}
-    module = feature_module.FeatureModule(
+    module = FeatureModule(
         network, x, frequencies, lam=1e-3, tuning={}, chunk=16, noise=dropout, **shared
     ).double()
     weights = list(network.parameters())
