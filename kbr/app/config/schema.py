@@ -49,6 +49,7 @@ class Train:
     encoder: Node
     trainer: Node
     logger: Node
+    callbacks: dict[str, Node] | None = None  # by names of the user's own
 
 
 @dataclass
@@ -301,18 +302,12 @@ class Trainer:
     devices: Annotated[int, Range(1, most=10**5)] | Literal["auto"]
     precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
     threads: Annotated[int, Range(1, most=1024)]
+    strategy: Literal["auto", "ddp"] = "auto"
 
 
 @dataclass
 class ParallelTrainer(Trainer):
-    timeout: Annotated[int, Range(1, most=10**6)]
-
-
-@dataclass
-class OwnTrainer(Trainer):
-    """Of the user's own: parallel with a timeout, else not."""
-
-    timeout: Annotated[int, Range(1, most=10**6)] | None = None
+    timeout: Annotated[int, Range(1, most=10**6)] = 600
 
 
 @dataclass
@@ -350,7 +345,7 @@ OPTIONS: dict[str, type] = {
     "data/dsprites": DSprites,
     "data/dmlab": Heading,
     "data/npz": OwnData,
-    "trainer/*": OwnTrainer,
+    "trainer/*": ParallelTrainer,
     "trainer/auto": Trainer,
     "trainer/cpu": Trainer,
     "trainer/gpu": Trainer,
@@ -360,7 +355,7 @@ OPTIONS: dict[str, type] = {
 TARGETS: dict[str, type] = {
     "kbr.app.models.kernel.KernelMethod": KernelMethod,
     "kbr.app.models.refined.RefinedMethod": RefinedMethod,
-    "kbr.app.models.kernel.ModelMethod": ModelMethod,
+    "kbr.app.models.classical.ModelMethod": ModelMethod,
     "kbr.app.models.trained.TrainedMethod": TrainedMethod,
     "kbr.app.models.oracle.OracleMethod": Named,
     "kbr.ImportanceWeightedRule": Rule,

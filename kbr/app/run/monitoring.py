@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from kbr.app.models.kernel import Outcome
+from kbr.app.models.outcome import Outcome
 
 BUILDING = ("problem", "path")
 # Groups stand in the order of the alphabet, the first two open: training, view, whole_run. Pictures

@@ -19,7 +19,7 @@ from kbr.app.cli import stop
 from kbr.app.config.check import check_config
 from kbr.app.figures.run import run_figures
 from kbr.app.figures.uncertainty import trial_coverage, uncertainty_metrics
-from kbr.app.models.kernel import Outcome
+from kbr.app.models.outcome import Outcome
 from kbr.app.models.trained import tried
 from kbr.app.recordings.task import OwnData
 from kbr.app.run.ending import end_early, remove_if_empty, way_on
@@ -37,7 +37,7 @@ from kbr.app.run.folder import (
 )
 from kbr.app.run.monitoring import log_outcome
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
-from kbr.app.run.trainer import launch_of, trainer_settings
+from kbr.app.run.trainer import is_parallel, launch_of, trainer_settings
 from kbr.app.run.trusted import build, names_of, part
 from kbr.app.sweep.progress import SweepProgress, searches
 from kbr.app.tasks.task import Problem
@@ -132,15 +132,17 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     is_first = launch_of().is_first
     if not (is_first or getattr(method, "trains", False)):
         raise SystemExit(0)  # a closed form has work for one process
-    if sweeping and "timeout" in config.trainer:
+    if sweeping and is_parallel(config.trainer):
         raise KbrError(
             "the cells of a sweep run in one process each. Use trainer=cpu or trainer=gpu, and "
             "hydra/launcher=side_by_side for several cells at once."
         )
+    added = config.get("callbacks") or ()
     context = RunContext(
         folder=folder,
         trainer=trainer_settings(config),
         logger=part(config, "logger", trusted),
+        callbacks=[part(config, f"callbacks.{name}", trusted) for name in added],
         resume=Path(str(config.resume)) if config.resume is not None else None,
         quiet=sweeping,
         sweep=SweepProgress.of(HydraConfig.get()) if by_hydra and sweeping else None,

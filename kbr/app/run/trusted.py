@@ -20,7 +20,7 @@ from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
 from omegaconf.grammar_parser import parse
 
 from kbr.app.config.errors import instantiation_error
-from kbr.app.models.kernel import Method
+from kbr.app.models.outcome import Method
 from kbr.app.run.moved import with_present_names
 from kbr.app.tasks.task import Problem
 from kbr.core.errors import KbrError
@@ -37,7 +37,13 @@ DAMAGE = (  # what reading such a file may raise
 )
 RESOLVERS = ("either", "flat", "resume_or")  # kbr's own: see cli.py
 FUNCTIONS = ("kbr.app.tasks.task.sprite_source", "kbr.app.tasks.frames.heading_frames")
-LOGGERS = ("lightning.pytorch.loggers.TensorBoardLogger", "lightning.pytorch.loggers.CSVLogger")
+LIGHTNING = (
+    "lightning.Trainer",
+    "lightning.pytorch.loggers.TensorBoardLogger",
+    "lightning.pytorch.loggers.CSVLogger",
+    "lightning.pytorch.loggers.WandbLogger",
+    "lightning.pytorch.loggers.MLFlowLogger",
+)
 
 Trusted = Sequence[str] | None  # names of modules, classes, resolvers; None: the user typed it all
 
@@ -162,7 +168,7 @@ def _check_target(target: Any, trusted: Sequence[str]) -> None:
     name = str(target)
     if any(name == one or name.startswith(f"{one}.") for one in trusted):
         return
-    if name in LOGGERS or name in FUNCTIONS:
+    if name in LIGHTNING or name in FUNCTIONS:
         return
     if name.startswith("kbr."):
         if isinstance(_found(name), type):
@@ -195,7 +201,7 @@ def _found(name: str) -> Any:
 def outside(config: DictConfig) -> list[str]:
     """Modules beside kbr that a config names, to be trusted by name when it is read back."""
     plain = OmegaConf.to_container(config, resolve=False)
-    names = {str(name) for name in _targets(plain)} - set(LOGGERS)
+    names = {str(name) for name in _targets(plain)} - set(LIGHTNING)
     return sorted({name.rpartition(".")[0] for name in names if not name.startswith("kbr.")})
 
 
