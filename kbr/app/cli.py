@@ -39,11 +39,17 @@ def flat(name: str) -> str:
     return f"{name.encode()[:LONGEST].decode(errors='ignore')}+{mark}"
 
 
+def model_name(model: Mapping[str, Any]) -> str:
+    """A model's name in folders and tables; without one of its own, that of its class."""
+    return str(model.get("name") or str(model["_target_"]).rpartition(".")[2])
+
+
 # Registered on import, so that configs resolve in sweep workers and in evaluate.py too.
 OmegaConf.register_new_resolver(
     "resume_or", lambda resume, folder: folder if resume is None else resume, replace=True
 )
 OmegaConf.register_new_resolver("flat", lambda name: flat(name), replace=True)
+OmegaConf.register_new_resolver("model_name", lambda model: model_name(model), replace=True)
 OmegaConf.register_new_resolver("either", lambda flag, yes, no: yes if flag else no, replace=True)
 
 
@@ -59,7 +65,16 @@ def _prepare() -> None:
 
 
 def _choose_model() -> None:
-    """Own data without a word on the model get the one that suits them, and say which."""
+    """Own data without a word on the model get the one that suits them, and say which.
+
+    A model that is written out, model={_target_:...}, takes the place of the default one.
+    """
+    written = [word for word in sys.argv[1:] if word.startswith("model={")]
+    for word in written:
+        place = sys.argv.index(word)
+        sys.argv[place : place + 1] = ["~model", f"+{word}"]
+    if written:
+        return
     if "data=npz" not in sys.argv[1:]:
         return
     from kbr.app.models.default import default_model

@@ -273,6 +273,18 @@ class Named:
     name: Name
 
 
+@dataclass
+class AnyModel:
+    """Of the user's own: its other keys are arguments of its class."""
+
+    name: Name = "of its class"
+
+
+@dataclass
+class FrameRegressor:
+    estimator: Node
+
+
 # ------------------------------------------------------------------------- encoder, trainer, logger
 
 Units = Annotated[int, Range(1, most=10**5)]  # of a layer
@@ -323,6 +335,19 @@ class CSVLogger:
 
 
 @dataclass
+class WandbLogger:
+    project: Name
+    offline: bool
+
+
+@dataclass
+class MLFlowLogger:
+    experiment_name: Name
+    tracking_uri: Annotated[str, Length(), Described("the address of a server")] | None
+    save_dir: Folder
+
+
+@dataclass
 class Target:
     """Hydra's own keys of anything that is built."""
 
@@ -345,6 +370,7 @@ OPTIONS: dict[str, type] = {
     "data/dsprites": DSprites,
     "data/dmlab": Heading,
     "data/npz": OwnData,
+    "model/*": AnyModel,
     "trainer/*": ParallelTrainer,
     "trainer/auto": Trainer,
     "trainer/cpu": Trainer,
@@ -358,6 +384,7 @@ TARGETS: dict[str, type] = {
     "kbr.app.models.classical.ModelMethod": ModelMethod,
     "kbr.app.models.trained.TrainedMethod": TrainedMethod,
     "kbr.app.models.oracle.OracleMethod": Named,
+    "kbr.app.models.own.FrameRegressor": FrameRegressor,
     "kbr.ImportanceWeightedRule": Rule,
     "kbr.OriginalRule": OriginalRule,
     "kbr.ParticleFilter": ParticleFilter,
@@ -368,4 +395,6 @@ TARGETS: dict[str, type] = {
     "kbr.training.encoders.ResNet": Encoder,
     "kbr.training.curves.Curves": TensorBoardLogger,
     "kbr.training.loggers.KeptCSVLogger": CSVLogger,
+    "lightning.pytorch.loggers.WandbLogger": WandbLogger,
+    "lightning.pytorch.loggers.MLFlowLogger": MLFlowLogger,
 }

@@ -82,3 +82,8 @@ def sequential(problem: Problem, model: str) -> Sequential:
             "iw_paper, original or iw_true_ratio, or another data."
         )
     return problem
+
+
+def trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:
+    """The run folder itself, or a folder for each seed where there are several."""
+    return folder if len(seeds) == 1 else folder / f"seed_{seed}"

@@ -13,7 +13,7 @@ from hydra.utils import instantiate
 from kbr.app.figures.frames import encoder_figure
 from kbr.app.figures.view import View, spread_out
 from kbr.app.models.notes import edge_notes
-from kbr.app.models.outcome import Alternative, Outcome, sequential
+from kbr.app.models.outcome import Alternative, Outcome, sequential, trial_folder
 from kbr.app.run.folder import BEST, RunContext
 from kbr.app.tasks.task import Filtering, Problem, Sequential
 from kbr.core.errors import KbrError
@@ -209,11 +209,6 @@ def tried(
 def in_file(x_train: Any) -> bool:
     """Whether frames stay in their file: too many for the kernel filter on raw observations."""
     return isinstance(x_train, list) and isinstance(x_train[0], FileRows)
-
-
-def trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:
-    """The run folder itself, or a folder for each seed where there are several."""
-    return folder if len(seeds) == 1 else folder / f"seed_{seed}"
 
 
 Part = tuple[FilterResult, torch.Tensor, dict[str, float]]

@@ -36,9 +36,10 @@ from kbr.app.run.folder import (
     write_rows,
 )
 from kbr.app.run.monitoring import log_outcome
+from kbr.app.run.packages import check_packages
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
 from kbr.app.run.trainer import is_parallel, launch_of, trainer_settings
-from kbr.app.run.trusted import build, names_of, part
+from kbr.app.run.trusted import build, names_of, outside, part
 from kbr.app.sweep.progress import SweepProgress, searches
 from kbr.app.tasks.task import Problem
 from kbr.app.text.commands import command, setting, shown
@@ -122,6 +123,7 @@ def _work(config: DictConfig, folder: Path) -> None:
 
 def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     by_hydra = HydraConfig.initialized()
+    check_packages(config)
     if by_hydra:
         check_config(config, HydraConfig.get())
     torch.set_num_threads(config.trainer.threads)
@@ -167,7 +169,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     if outcome.state:  # trained models have written theirs already
         checkpoint.save(folder / BEST, outcome.state)
     pictures = run_figures(folder / "figures", outcome, quick=sweeping)
-    if config.logger.name == "tensorboard":
+    if config.logger.get("name") == "tensorboard":
         log_outcome(folder, config, metrics, outcome, pictures)
     made = {
         "seconds": round(seconds, 3),
@@ -177,7 +179,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     write_json(folder / MANIFEST, {**manifest(folder, mark), **made})
     (folder / FAILURE).unlink(missing_ok=True)  # of a cell that failed before it was resumed
     if not sweeping:
-        _report(folder, metrics, outcome, seconds)
+        _report(folder, metrics, outcome, seconds, outside(config))
     return objective(metrics)
 
 
@@ -238,7 +240,13 @@ def _tidy(value: float) -> float | str:
     return "" if value != value else float(f"{value:.6g}")
 
 
-def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: float) -> None:
+def _report(
+    folder: Path,
+    metrics: dict[str, Any],
+    outcome: Outcome,
+    seconds: float,
+    trust: Sequence[str],
+) -> None:
     line = in_digits(metrics["test/mse"])
     if metrics["test/trials"] > 1:
         line = with_error(metrics["test/mse"], metrics["test/mse_stderr"])
@@ -257,7 +265,8 @@ def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: fl
     if outcome.alternative is not None:
         print(f"  note: {outcome.alternative}: model={outcome.alternative.model}")
     print(f"\n  run folder:  {shown(folder)}")
-    print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)))}")
+    trusting = [f"trust=[{','.join(trust)}]"] if trust else []
+    print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)), *trusting)}")
     if outcome.alternative is not None and HydraConfig.initialized():
         print(f"  the other:   {_with_model(outcome.alternative.model)}")
     if (folder / "tensorboard").is_dir():

@@ -171,12 +171,7 @@ class LearnedFilter(TrainedFilter):
         return self.kernel_filter._start(prior)
 
     def _stepped(self, belief: KernelBelief, x: Tensor) -> KernelBelief:
-        if tuple(x.shape) != self._shape:
-            raise KbrError(
-                f"a step takes one observation x of shape {list(self.shape)}; got {list(x.shape)}. "
-                "For whole sequences use filter(x)."
-            )
-        return self.kernel_filter._stepped(belief, self._features(x.unsqueeze(0))[0])
+        return self.kernel_filter._stepped(belief, self._features(self._one_row(x))[0])
 
     def _ahead(self, belief: KernelBelief, steps: int) -> KernelBelief:
         return self.kernel_filter._ahead(belief, steps)

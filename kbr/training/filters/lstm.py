@@ -122,12 +122,7 @@ class LSTMFilter(TrainedFilter):
 
     @torch.no_grad()
     def _stepped(self, belief: LSTMBelief, x: Tensor) -> LSTMBelief:
-        if tuple(x.shape) != self._shape:
-            raise KbrError(
-                f"a step takes one observation x of shape {list(self.shape)}; got {list(x.shape)}. "
-                "For whole sequences use filter(x)."
-            )
-        psi, seen, _ = self.encode(x.unsqueeze(0))
+        psi, seen, _ = self.encode(self._one_row(x))
         return self._moved(belief, psi[0, 0] if bool(seen) else None)
 
     @torch.no_grad()

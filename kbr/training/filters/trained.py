@@ -302,6 +302,15 @@ class TrainedFilter(BaseFilter):
         steps = lead[-1]
         return psi.reshape(-1, steps, psi.shape[-1]), seen.reshape(-1, steps), tuple(lead[:-1])
 
+    def _one_row(self, x: Tensor) -> Tensor:
+        """One observation as a sequence of length one."""
+        if tuple(x.shape) != self._shape:
+            raise KbrError(
+                f"a step takes one observation x of shape {list(self.shape)}; got {list(x.shape)}. "
+                "For whole sequences use filter(x)."
+            )
+        return x.unsqueeze(0)
+
     def _sizes(self, x: Observations) -> float:
         """The largest mean square of the training observations, scaled as the network sees them."""
         parts = (p.read() for p in x.parts()) if isinstance(x, FileRows) else torch.split(x, 1000)

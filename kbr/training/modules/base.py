@@ -85,7 +85,7 @@ class SequenceModule(lightning.LightningModule):
     def test_step(self, batch: Batch, index: int) -> None:
         x, z = batch
         mean = self.predict(x)
-        self.log("test/mse", mean_squared_error(mean, z.to(mean)).float(), sync_dist=self.is_shared)
+        self.log("test/mse", mean_squared_error(mean, z.to(mean)).float(), sync_dist=True)
 
     def encode(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b d"]:
         """Features of observations, with noise in training mode."""
@@ -167,16 +167,11 @@ class SequenceModule(lightning.LightningModule):
     def log_sometimes(self, name: str, value: Tensor) -> None:
         """Logging every step costs more than a small network's step itself."""
         if self.current_epoch % self.log_every == 0:
-            self.log(name, value.float(), prog_bar=True, sync_dist=self.is_shared)
+            self.log(name, value.float(), prog_bar=True, sync_dist=self.trainer.world_size > 1)
 
     def log_validation(self, error: Tensor) -> None:
         """Every worker has the same number."""
-        self.log("val/mse", error.float(), prog_bar=True, sync_dist=self.is_shared)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether several workers train it."""
-        return self.trainer.world_size > 1
+        self.log("val/mse", error.float(), prog_bar=True, sync_dist=self.trainer.world_size > 1)
 
 
 def input_scaling(x: Float[Tensor, "n ..."] | FileRows) -> tuple[Tensor, Tensor]:
