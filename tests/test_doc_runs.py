@@ -36,25 +36,25 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_extensions_run_from_the_users_own_folder(tmp_path):
-    """One module, two yamls and four commands, as the page gives them."""
+    """One module, three yamls and five commands, as the page gives them."""
     (tmp_path / "mine.py").write_text("\n".join(blocks("extending.md", "python")))
-    for name, text in zip(
-        ("encoder/flat", "data/pendulum"), blocks("extending.md", "yaml"), strict=True
-    ):
+    names = ("encoder/flat", "data/pendulum", "model/nearest")
+    for name, text in zip(names, blocks("extending.md", "yaml"), strict=True):
         path = tmp_path / "my_configs" / f"{name}.yaml"
         path.parent.mkdir(parents=True)
         path.write_text(text)
     given = blocks("extending.md", "sh")
-    assert len(given) == 4
+    assert len(given) == 5
     for number, line in enumerate(given):
         brief = BRIEF if "encoder=flat" in line else ()
         words = shlex.split(line)[2:]
         done = run("train", [*words, *SMALL, *brief, f"hydra.run.dir=made{number}"], tmp_path)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / f"made{number}" / "metrics.json").is_file()
-    # The encoder is the user's own: evaluate finds it through the run's config.
-    again = run("evaluate", ["run=made2", "trust=[mine]"], tmp_path)
-    assert again.returncode == 0, again.stderr
+    # The encoder and the model are the user's own: evaluate finds them through the run's config.
+    for own in ("made2", "made4"):
+        again = run("evaluate", [f"run={own}", "trust=[mine]"], tmp_path)
+        assert again.returncode == 0, again.stderr
 
 
 def test_a_ratio_of_ones_own_serves_a_rule():

@@ -17,8 +17,8 @@ from kbr.core.io.file_rows import FileRows
 from kbr.core.objectives import add_up, feature_sums, loss_from_sums
 from kbr.training import MLP, LearnedFilter, SoftArgmaxCNN, workers
 from kbr.training.data import training_rows
-from kbr.training.modules import features as feature_module
 from kbr.training.modules.base import input_scaling
+from kbr.training.modules.features import FeatureModule
 from kbr.training.workers import loss_in_parts
 
 ROWS = 120
@@ -114,14 +114,19 @@ def test_loss_and_gradient_in_chunks_are_those_of_the_full_batch(dropout):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 3, dtype=torch.float64, generator=generator)
     z = torch.randn(50, 2, dtype=torch.float64, generator=generator)
-    frequencies = torch.randn(2, 8, dtype=torch.float64, generator=generator)
     network = torch.nn.Sequential(
         torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(8, 4)
     ).double()
-    shared = {"epochs": 3, "lr": 0.1, "weight_decay": 0.0, "seed": 0, "log_every": 1, "record": {}}
-    module = feature_module.FeatureModule(
-        network, x, frequencies, lam=1e-3, tuning={}, chunk=16, noise=dropout, **shared
+    module = FeatureModule(
+        encoder=lambda shape: network,
+        shape=(3,),
+        dz=2,
+        lam=1e-3,
+        n_fourier=16,
+        chunk=16,
+        noise=dropout,
     ).double()
+    module.fit_scales(x, z)
     weights = list(network.parameters())
     loss, total = loss_in_parts(weights, lambda: module.parts(x, z), lam=1e-3)
     found = torch.autograd.grad(loss, weights)

@@ -205,22 +205,14 @@ def test_a_mistake_is_named_and_leaves_nothing_behind(tmp_path, arguments, words
 
 
 def test_lstm_windows_stay_inside_their_sequence():
+    from functools import partial
+
     from kbr.training.encoders import MLP
     from kbr.training.modules.lstm import LSTMModule
 
-    x, z = torch.randn(20, 3), torch.randn(20, 2)
-    shared = {"epochs": 1, "lr": 0.1, "weight_decay": 0.0, "noise": 0.0, "seed": 0}
-    module = LSTMModule(
-        MLP(shape=(3,), n_features=4, hidden=(5,)),
-        x,
-        z,
-        n_features=4,
-        window=6,
-        hidden=7,
-        log_every=1,
-        record={},
-        **shared,
-    )
+    encoder = partial(MLP, n_features=4, hidden=(5,))
+    module = LSTMModule(encoder=encoder, shape=(3,), dz=2, window=6, hidden=7)
+    module.fit_scales(torch.randn(20, 3), torch.randn(20, 2))
     psi = torch.randn(20, 4)
     joined = module.predict_latents(psi, [12, 8])
     torch.testing.assert_close(joined[:12], module.predict_latents(psi[:12]))

@@ -111,18 +111,15 @@ def test_blocks_of_the_lstm_average_to_its_loss(n, world):
     """Blocks shorter than the window and uneven ones too."""
     generator = torch.Generator().manual_seed(1)
     x, z = torch.randn(n, 3, generator=generator), torch.randn(n, 2, generator=generator)
-    shared = {"epochs": 1, "lr": 0.1, "weight_decay": 0.0, "noise": 0.0, "seed": 0}
     module = LSTMModule(
-        nn.Linear(3, 4),
-        x,
-        z,
-        n_features=4,
+        encoder=lambda shape: nn.Linear(*shape, 4),
+        shape=(3,),
+        dz=2,
         window=5,
         hidden=6,
-        **shared,
-        log_every=1,
-        record={},
+        noise=0.0,
     ).double()
+    module.fit_scales(x, z)
     x, z = x.double(), z.double()
     lengths = [len(z) // 3, len(z) - len(z) // 3]
     whole = module.share(x, z, lengths, rank=0, world=1)

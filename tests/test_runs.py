@@ -18,8 +18,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from kbr.app import cli
-from kbr.app.run import claim as folder_claim
-from kbr.app.run import train as job
+from kbr.app.run import claim as claim_module
+from kbr.app.run import train as train_module
 from kbr.app.run.claim import claim
 from kbr.app.run.folder import write_json
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
@@ -82,9 +82,9 @@ def by_clock(monkeypatch, tmp_path):
     monkeypatch.setenv("KBR_RUN_ID", "noon")
     monkeypatch.setenv("KBR_RUN_ID_BY_CLOCK", str(os.getpid()))
     yield
-    for lock in folder_claim._held:
+    for lock in claim_module._held:
         lock.release()
-    folder_claim._held.clear()
+    claim_module._held.clear()
 
 
 def test_runs_of_the_same_second_get_different_folders(by_clock):
@@ -131,10 +131,10 @@ def test_a_folder_that_is_in_use_or_holds_another_run_is_refused(by_clock, tmp_p
     claim(composed(*given), "hydra.run.dir")
     with pytest.raises(KbrError, match=r"run is in use by another run.*hydra\.run\.dir"):
         claim(composed(*given), "hydra.run.dir")
-    folder_claim._held.pop().release()
+    claim_module._held.pop().release()
     written(tmp_path / "run", *given[:2])
     claim(composed(*given, "trainer=cpu", "logger=csv"), "hydra.run.dir")  # goes on, or begins anew
-    folder_claim._held.pop().release()
+    claim_module._held.pop().release()
     with pytest.raises(KbrError, match=r"another run: seed was 0, is 1"):
         claim(composed(*given, "seed=1"), "hydra.run.dir")
     with pytest.raises(KbrError, match="holds a single run"):
@@ -254,7 +254,7 @@ def cell(folder: Path, *overrides: str) -> float | None:
     HydraConfig.instance().set_config(config)
     del config._content["hydra"]
     try:
-        return job._run(config, folder, sweeping=True)
+        return train_module._run(config, folder, sweeping=True)
     finally:
         HydraConfig.instance().cfg = None
 

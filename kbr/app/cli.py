@@ -40,12 +40,18 @@ def flat(name: str) -> str:
     return f"{name.encode()[:LONGEST].decode(errors='ignore')}+{mark}"
 
 
+def model_name(model: Mapping[str, Any]) -> str:
+    """A model's name in folders and tables; without one of its own, that of its class."""
+    return str(model.get("name") or str(model["_target_"]).rpartition(".")[2])
+
+
 # Registered on import, so that configs resolve in sweep workers and in evaluate.py too. `either`
 # stands in run folders of kbr 0.2 and in models.
 OmegaConf.register_new_resolver(
     "resume_or", lambda resume, folder: folder if resume is None else resume, replace=True
 )
 OmegaConf.register_new_resolver("flat", lambda name: flat(name), replace=True)
+OmegaConf.register_new_resolver("model_name", lambda model: model_name(model), replace=True)
 OmegaConf.register_new_resolver("either", lambda flag, yes, no: yes if flag else no, replace=True)
 
 
@@ -61,11 +67,18 @@ def _prepare() -> None:
 
 
 def _choose_model() -> None:
-    """Own data without a word on the model get the one that suits them, and say which."""
+    """Own data without a word on the model get the one that suits them, and say which.
+
+    A model that is written out, model={_target_:...}, takes the place of the default one.
+    """
     if "data=npz" in sys.argv[1:]:
         print("data=npz is now called data=recording", flush=True)
         sys.argv = ["data=recording" if word == "data=npz" else word for word in sys.argv]
-    if "data=recording" not in sys.argv[1:]:
+    written = [word for word in sys.argv[1:] if word.startswith("model={")]
+    for word in written:
+        place = sys.argv.index(word)
+        sys.argv[place : place + 1] = ["~model", f"+{word}"]
+    if written or "data=recording" not in sys.argv[1:]:
         return
     from kbr.app.models.default import default_model
 

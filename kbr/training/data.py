@@ -78,21 +78,37 @@ class FullBatch:
 
 class SequenceData(lightning.LightningDataModule):
     """x [T, ...] and z [T, dz], sequences of the given lengths end to end; rows from `cut` on are
-    the validation block.
+    the validation block. `test` is a sequence x, z of its own.
 
     The validation batch is all of it: the filter is built from its first part.
     """
 
-    def __init__(self, x: Observations, z: Tensor, lengths: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        x: Observations,
+        z: Tensor,
+        lengths: Sequence[int] | None = None,
+        *,
+        test: Batch | None = None,
+    ) -> None:
         super().__init__()
-        self.x, self.z = x, z
+        self.x, self.z, self.test = x, z, test
         self.lengths = list(lengths or [z.shape[0]])
         self.cut = validation_start(z.shape[0])
         self.train_lengths, pieces = split_lengths(self.lengths, self.cut)
         self.val_lengths = [stop - start for start, stop in pieces]
 
+    @property
+    def training_part(self) -> Batch:
+        return self.x[: self.cut], self.z[: self.cut]
+
     def train_dataloader(self) -> FullBatch:
-        return FullBatch((self.x[: self.cut], self.z[: self.cut]))
+        return FullBatch(self.training_part)
 
     def val_dataloader(self) -> FullBatch:
         return FullBatch((self.x, self.z))
+
+    def test_dataloader(self) -> FullBatch:
+        if self.test is None:
+            raise KbrError("there is no test sequence: SequenceData(x, z, test=(x_test, z_test)).")
+        return FullBatch(self.test)

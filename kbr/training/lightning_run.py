@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+from lightning.pytorch.callbacks import Checkpoint
 
 from kbr.core.errors import Diverged, Preempted, WorkerLost
 from kbr.core.io import checkpoint
@@ -32,27 +33,28 @@ def train(
     `arguments` are the caller's for `lightning.Trainer`; `start` is a checkpoint to go on from.
     """
     quiet_lightning()
+    others = [one for one in arguments.get("callbacks", ()) if one is not keep]
     settings: dict[str, Any] = {
         "max_epochs": module.epochs,
         "default_root_dir": folder,
         "check_val_every_n_epoch": min(val_every, module.epochs),
         "log_every_n_steps": 1,  # the modules log rarely enough
         "num_sanity_val_steps": 0,
-        "enable_checkpointing": False,
+        "enable_checkpointing": any(isinstance(one, Checkpoint) for one in others),
         "enable_model_summary": False,
         "use_distributed_sampler": False,  # the modules share the rows out themselves
-        "sync_batchnorm": module.mixes_rows and "strategy" in arguments,
+        "sync_batchnorm": module.mixes_rows and arguments.get("strategy", "auto") != "auto",
     }
     if "logger" not in arguments:
         settings["logger"] = Curves(save_dir=folder, name="tensorboard", version="")
-    callbacks = [keep, *arguments.get("callbacks", ())]
-    runner = lightning.Trainer(**{**settings, **arguments, "callbacks": callbacks})
+    runner = lightning.Trainer(**{**settings, **arguments, "callbacks": [keep, *others]})
     if start is not None:
         with checkpoint.restoring(start):
-            content = checkpoint.load(start, kind=module.record["kind"])
+            content = checkpoint.load(start, kind=keep.record["kind"])
             state = content["callbacks"][keep.state_key]
             if state["finished"]:  # nothing left to train: Lightning would start a further epoch
                 keep.load_state_dict(state)
+                module.fit_scales(*data.training_part)
                 return bool(runner.is_global_zero)
     check_workers(
         runner.world_size,

@@ -32,7 +32,7 @@ def record_of(
     digest.update(repr(lengths).encode())
     return {
         "kind": kind,
-        "hyper_parameters": hyper_parameters,
+        "settings": hyper_parameters,
         "seed": seed,
         "data": digest.hexdigest(),
     }
@@ -52,7 +52,8 @@ def last_checkpoint(run: Path, record: dict[str, Any]) -> Path | None:
 
 
 def _check_same(content: dict[str, Any], record: dict[str, Any], path: Path) -> None:
-    then, now = content["hyper_parameters"], record["hyper_parameters"]
+    # Once they stood where Lightning keeps those of the network.
+    then, now = content.get("settings") or content["hyper_parameters"], record["settings"]
     changed = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
     if changed:
         pairs = ", ".join(f"{key} (was {then.get(key)}, is {now.get(key)})" for key in changed)

@@ -50,6 +50,7 @@ class Train:
     encoder: Node
     trainer: Node
     logger: Node
+    callbacks: dict[str, Node] | None = None  # by names of the user's own
 
 
 @dataclass
@@ -270,6 +271,18 @@ class Named:
     name: Name
 
 
+@dataclass
+class AnyModel:
+    """Of the user's own: its other keys are arguments of its class."""
+
+    name: Name = "of its class"
+
+
+@dataclass
+class FrameRegressor:
+    estimator: Node
+
+
 # ------------------------------------------------------------------------- encoder, trainer, logger
 
 Units = Annotated[int, Range(1, most=10**5)]  # of a layer
@@ -299,18 +312,12 @@ class Trainer:
     devices: Annotated[int, Range(1, most=10**5)] | Literal["auto"]
     precision: Literal["32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"]
     threads: Annotated[int, Range(1, most=1024)]
+    strategy: Literal["auto", "ddp"] = "auto"
 
 
 @dataclass
 class ParallelTrainer(Trainer):
-    timeout: Annotated[int, Range(1, most=10**6)]
-
-
-@dataclass
-class OwnTrainer(Trainer):
-    """Of the user's own: parallel with a timeout, else not."""
-
-    timeout: Annotated[int, Range(1, most=10**6)] | None = None
+    timeout: Annotated[int, Range(1, most=10**6)] = 600
 
 
 @dataclass
@@ -323,6 +330,19 @@ class TensorBoardLogger:
 class CSVLogger:
     name: Literal["csv"]
     version: str | int
+
+
+@dataclass
+class WandbLogger:
+    project: Name
+    offline: bool
+
+
+@dataclass
+class MLFlowLogger:
+    experiment_name: Name
+    tracking_uri: Annotated[str, Length(), Described("the address of a server")] | None
+    save_dir: Folder
 
 
 @dataclass
@@ -348,7 +368,8 @@ OPTIONS: dict[str, type] = {
     "data/dsprites": DSprites,
     "data/dmlab": Heading,
     "data/recording": OwnData,
-    "trainer/*": OwnTrainer,
+    "model/*": AnyModel,
+    "trainer/*": ParallelTrainer,
     "trainer/auto": Trainer,
     "trainer/cpu": Trainer,
     "trainer/gpu": Trainer,
@@ -364,9 +385,10 @@ TARGETS: dict[str, type] = {
     "kbr.app.recordings.task.recording": OwnData,
     "kbr.app.models.kernel.KernelMethod": KernelMethod,
     "kbr.app.models.refined.RefinedMethod": RefinedMethod,
-    "kbr.app.models.kernel.ModelMethod": ModelMethod,
+    "kbr.app.models.classical.ModelMethod": ModelMethod,
     "kbr.app.models.trained.TrainedMethod": TrainedMethod,
     "kbr.app.models.oracle.OracleMethod": Named,
+    "kbr.app.models.own.FrameRegressor": FrameRegressor,
     "kbr.ImportanceWeightedRule": Rule,
     "kbr.OriginalRule": OriginalRule,
     "kbr.ParticleFilter": ParticleFilter,
@@ -377,4 +399,6 @@ TARGETS: dict[str, type] = {
     "kbr.training.encoders.ResNet": Encoder,
     "kbr.training.curves.Curves": TensorBoardLogger,
     "kbr.training.loggers.KeptCSVLogger": CSVLogger,
+    "lightning.pytorch.loggers.WandbLogger": WandbLogger,
+    "lightning.pytorch.loggers.MLFlowLogger": MLFlowLogger,
 }

@@ -91,7 +91,7 @@ def _of_training(filter_: Mapping[str, Any]) -> Iterator[Unused]:
 
 def idle(values: Mapping[str, Any]) -> Iterator[Unused]:
     """Parts that a model without a network has no use for: worth a word, not a refusal."""
-    if values["model"].get("_target_") in (*KERNEL, "kbr.app.models.kernel.ModelMethod"):
+    if values["model"].get("_target_") in (*KERNEL, "kbr.app.models.classical.ModelMethod"):
         for name in ("encoder", "logger", *HARDWARE):
             yield name, f"model={values['model']['name']} trains no network"
 

@@ -1,23 +1,19 @@
-"""Models as the command line runs them: several independent trials in one call.
-
-A method takes a problem and seeds and gives an `Outcome`; closed-form methods run all seeds as one
-batch. `evaluate` gives the same outcome again from the checkpoint's contents.
-"""
+"""Kernel Bayes' rule as the command line runs it: all trials as one batch."""
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kbr.app.figures.view import View
 from kbr.app.models.announce import announce
 from kbr.app.models.notes import edge_notes
+from kbr.app.models.outcome import Alternative, Method, Outcome
 from kbr.app.models.progress import grid_progress
 from kbr.app.recordings.task import OwnData
 from kbr.app.run.folder import BEST, RunContext
@@ -38,64 +34,8 @@ from kbr.core.ratios import ExactRatio, KuLSIF, Ratio
 from kbr.core.rule_tuning import tune_rule
 from kbr.core.rules import ImportanceWeightedRule, Rule
 
+__all__ = ["KernelMethod", "Method", "Outcome"]  # the last two: their place before outcome.py
 PAPER_RIDGE = 0.2  # eta = lam in the paper's posterior-mean experiment
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alternative:
-    """The model that suits the same data otherwise; its validation error, if it was measured."""
-
-    model: str
-    what: str
-    why_not: str = "not tried"  # where there is no error
-    error: float | None = None
-    own_error: float | None = None  # of the model that ran
-
-    def __str__(self) -> str:
-        if self.error is None or self.own_error is None:
-            return f"{self.what} {self.why_not}"
-        better = "better" if self.error < self.own_error else "no better"
-        return f"{self.what} validates {better}: {self.error:.4g} against {self.own_error:.4g}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Answers and truth of every trial, what was chosen, how long it took, what to keep."""
-
-    mean: Tensor  # [trials, steps, dz]
-    cov: Tensor | None  # [trials, steps, dz, dz]; None where nothing asks for it
-    raw_cov: Tensor | None = None  # before calibration, where it was calibrated
-    truth: Tensor  # [trials, steps, dz]
-    chosen: dict[str, Tensor] = field(default_factory=dict)  # each [trials]
-    fit_seconds: float = 0.0
-    test_seconds: float = 0.0
-    info: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    state: dict[str, Any] = field(default_factory=dict)
-    evidence: Tensor | None = None
-    labels: tuple[str, ...] | None = None  # of the columns, with units; None: z_1, z_2, ...
-    alternative: Alternative | None = None
-    view: Callable[[], View] | None = None  # for pictures; made only where they are drawn
-
-    @property
-    def mse(self) -> Tensor:
-        """Squared distance summed over coordinates, averaged over steps: one number a trial."""
-        return (self.mean - self.truth).square().sum(-1).mean(-1)
-
-    @property
-    def shown_spread(self) -> str:
-        """What pictures call two standard deviations of it."""
-        return "2 sd" if self.raw_cov is None else "2 sd, calibrated"
-
-
-class Method(Protocol):
-    """One model of the command line."""
-
-    name: str
-
-    def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome: ...
-
-    def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,34 +222,3 @@ def _learned(problem: Sequential) -> Alternative | None:
     """Own data can be filtered on learned features too."""
     own = isinstance(problem, OwnData)
     return Alternative(model="iw_nn", what="a trained encoder") if own else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelMethod:
-    """A classical filter that is given the true model; it has nothing to fit."""
-
-    name: str
-    filter: Any  # builds the filter from model=StateSpaceModel
-
-    def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
-        return self.evaluate(problem, seeds, context.folder)
-
-    def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
-        if isinstance(problem, PosteriorMean):
-            raise KbrError(
-                f"model={self.name} is a filter; data={problem.name} has no dynamics. Use "
-                "model=iw, iw_paper, original or iw_true_ratio, or another data."
-            )
-        made = self.filter(model=problem.state_space())
-        data = problem.trials(seeds)
-        started = time.perf_counter()
-        result, truth = problem.test(made, data)  # type: ignore[arg-type]
-        return Outcome(
-            mean=result.mean,
-            cov=result.cov,
-            evidence=result.evidence,
-            truth=truth,
-            labels=problem.labels,
-            test_seconds=time.perf_counter() - started,
-            view=cache(lambda: problem.view(data)),  # type: ignore[arg-type]
-        )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kbr.app.models.kernel import Outcome
+from kbr.app.models.outcome import Outcome
 from kbr.app.run.folder import RunContext
 from kbr.app.tasks.task import Filtering, Problem
 from kbr.core.datasets.heading import Heading

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kbr.app.models.announce import announce
-from kbr.app.models.kernel import KernelMethod, Outcome
+from kbr.app.models.kernel import KernelMethod
+from kbr.app.models.outcome import Outcome, sequential
 from kbr.app.models.progress import grid_progress
 from kbr.app.run.folder import BEST, RunContext
-from kbr.app.tasks.task import PosteriorMean, Problem
-from kbr.core.errors import KbrError
+from kbr.app.tasks.task import Problem
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.refined.filter import KIND, RefinedFilter
 from kbr.core.io import checkpoint
@@ -25,8 +25,7 @@ class RefinedMethod(KernelMethod):
     ridge: float | None = 1.0
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
-        if isinstance(problem, PosteriorMean):
-            raise self._no_filter(problem)
+        problem = sequential(problem, self.name)
         announce(int(str(problem.columns()["n_train"])), len(seeds), quiet=context.quiet)
         data = problem.trials(seeds)
         started = time.perf_counter()
@@ -37,8 +36,7 @@ class RefinedMethod(KernelMethod):
         return self._outcome(made, problem, data, time.perf_counter() - started)
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
-        if isinstance(problem, PosteriorMean):
-            raise self._no_filter(problem)
+        problem = sequential(problem, self.name)
         started = time.perf_counter()
         made = RefinedFilter.from_state(checkpoint.load(folder / BEST, kind=KIND)["refined"])
         seconds = time.perf_counter() - started
@@ -52,9 +50,3 @@ class RefinedMethod(KernelMethod):
         """Pictures show the weights of one filter alone; a batch has bandwidths of its own."""
         state = made.kernel_filter.state()
         return made.kernel_filter if state["z"].ndim == 2 else None
-
-    def _no_filter(self, problem: Problem) -> KbrError:
-        return KbrError(
-            f"model={self.name} is a filter; data={problem.name} has no dynamics. Use model=iw, "
-            "iw_paper, original or iw_true_ratio, or another data."
-        )

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
@@ -13,10 +12,10 @@ from hydra.utils import instantiate
 
 from kbr.app.figures.frames import encoder_figure
 from kbr.app.figures.view import View, spread_out
-from kbr.app.models.kernel import Alternative, Outcome
 from kbr.app.models.notes import edge_notes
+from kbr.app.models.outcome import Alternative, Outcome, sequential, trial_folder
 from kbr.app.run.folder import BEST, RunContext
-from kbr.app.tasks.task import Filtering, PosteriorMean, Problem, Sequential
+from kbr.app.tasks.task import Filtering, Problem, Sequential
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.search import Edge
@@ -28,6 +27,7 @@ from kbr.training.callbacks.gaze import LogGaze
 from kbr.training.encoders import MLP
 from kbr.training.filters.learned import LearnedFilter
 from kbr.training.filters.trained import TrainedFilter
+from kbr.training.resuming import LAST
 
 MOST_TRIED = 5000  # rows on which learned features are trained just to compare them
 GAZE_FRAMES = 4  # training frames on which TensorBoard shows what the encoder looks at
@@ -48,48 +48,16 @@ class TrainedMethod:
     trains: ClassVar[bool] = True  # so several workers are of use
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
-        problem = self._sequential(problem)
+        problem = sequential(problem, self.name)
         filt, notes = self._suited(problem)
         quiet_lightning()
-        shown = context.is_first and not context.quiet
-        parts, raw, started = [], [], time.perf_counter()
-        raw_errors: list[float] = []
+        parts, started, spent = [], time.perf_counter(), 0.0
+        raw: list[tuple[torch.Tensor, float]] = []  # test and validation error of the raw kernel
         edges: list[Edge] = []
-        spent = 0.0
         for number, seed in enumerate(seeds, 1):
             trial_started = time.time()
             data = problem.data(seed)
-            folder = _trial_folder(context.folder, seed, seeds)
-            resume = context.resume and _trial_folder(context.resume, seed, seeds)
-            if resume and not (resume / "checkpoints" / "last.ckpt").is_file():
-                resume = None  # this trial had not begun
-            kept = False
-            if not context.resume:
-                found = filt.training_in(
-                    folder,
-                    data.x_train,
-                    data.z_train,
-                    seed,
-                    units=problem.filter_units or _plain(data),
-                )
-                kept = found == "finished" and context.sweep is not None
-                resume = folder if kept or found == "unfinished" else None
-                if shown and resume:
-                    print(f"  going on from {folder / 'checkpoints' / 'last.ckpt'}")
-            filt.fit(
-                data.x_train,
-                data.z_train,
-                units=problem.filter_units or _plain(data),
-                seed=seed,
-                folder=folder,
-                trainer={
-                    **context.trainer,
-                    "logger": instantiate(context.logger)(save_dir=folder),
-                    "enable_progress_bar": False,
-                    "callbacks": self._callbacks(problem, data.x_train, seed) if shown else [],
-                },
-                resume=resume,
-            )
+            kept = self._train(filt, problem, data, seed, seeds, context)
             if not context.is_first:
                 continue
             edges += [replace(edge, of=len(seeds)) for edge in filt.edges]
@@ -101,35 +69,74 @@ class TrainedMethod:
                 plain = KernelBayesFilter(standardize=False)
                 plain.fit(data.x_train, data.z_train, units=problem.filter_units)
                 result, truth = problem.test(plain, data)  # type: ignore[arg-type]
-                raw.append(mean_squared_error(result.mean, truth))
-                raw_errors.append(float(plain.choice.val_mse))
+                error = mean_squared_error(result.mean, truth)
+                raw.append((error, float(plain.choice.val_mse)))
             if context.sweep is not None:
                 context.sweep.trial_ended(trial_started, number, len(seeds), skipped=kept)
         if not context.is_first:
             raise SystemExit(0)  # the first worker tests and writes
         info: dict[str, Any] = {"fit/epochs": filt.n_epochs, **problem.info()}
-        made = _stack(parts, time.perf_counter() - started - spent, spent, info)
+        outcome = _stack(parts, time.perf_counter() - started - spent, spent, info)
         alternative = None
         if raw:
-            info["test/mse_of_raw_kernel"] = float(torch.stack(raw).mean())
+            info["test/mse_of_raw_kernel"] = float(torch.stack([error for error, _ in raw]).mean())
             alternative = Alternative(
                 model="iw",
                 what="the kernel on raw observations",
-                error=sum(raw_errors) / len(raw_errors),
-                own_error=float(made.chosen[problem.val_name].mean()),
+                error=sum(error for _, error in raw) / len(raw),
+                own_error=float(outcome.chosen[problem.val_name].mean()),
             )
         elif self.compare_raw:
             notes = (*notes, "frames stay in their file: no kernel filter on raw ones beside it")
         return replace(
-            made,
+            outcome,
             labels=problem.labels,
             alternative=alternative,
             notes=(*problem.notes, *notes, *edge_notes(edges, "model.filter")),
             view=cache(lambda: self._view(problem, seeds, context.folder)),
         )
 
+    def _train(
+        self,
+        filt: TrainedFilter,
+        problem: Sequential,
+        data: Any,
+        seed: int,
+        seeds: Sequence[int],
+        context: RunContext,
+    ) -> bool:
+        """One trial, from where it stopped; whether it was finished before."""
+        folder = trial_folder(context.folder, seed, seeds)
+        resume = context.resume and trial_folder(context.resume, seed, seeds)
+        if resume and not (resume / LAST).is_file():
+            resume = None  # this trial had not begun
+        units = problem.filter_units or Units.none(data.z_train)  # the paper's tasks have none
+        kept = False
+        if not context.resume:
+            state = filt.training_in(folder, data.x_train, data.z_train, seed, units=units)
+            kept = state == "finished" and context.sweep is not None
+            resume = folder if kept or state == "unfinished" else None
+            if context.is_shown and resume:
+                print(f"  going on from {folder / LAST}")
+        trainer = {
+            "enable_progress_bar": False,
+            **context.trainer,
+            "logger": context.logger_in(folder),
+            "callbacks": self._callbacks(problem, data.x_train, seed, context),
+        }
+        filt.fit(
+            data.x_train,
+            data.z_train,
+            units=units,
+            seed=seed,
+            folder=folder,
+            trainer=trainer,
+            resume=resume,
+        )
+        return kept
+
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
-        problem = self._sequential(problem)
+        problem = sequential(problem, self.name)
         parts, began = [], time.perf_counter()
         for seed in seeds:
             data = problem.data(seed)
@@ -137,9 +144,9 @@ class TrainedMethod:
             loaded.to(self.device)
             result, truth = problem.test(loaded, data)  # type: ignore[arg-type]
             parts.append(_part(loaded, problem, result, truth))
-        made = _stack(parts, 0.0, time.perf_counter() - began, problem.info())
+        outcome = _stack(parts, 0.0, time.perf_counter() - began, problem.info())
         view = cache(lambda: self._view(problem, seeds, folder))
-        return replace(made, labels=problem.labels, view=view)
+        return replace(outcome, labels=problem.labels, view=view)
 
     def _view(self, problem: Sequential, seeds: Sequence[int], folder: Path) -> View:
         loaded = self._load(problem, seeds[0], seeds, folder)
@@ -149,28 +156,25 @@ class TrainedMethod:
     def _load(
         self, problem: Sequential, seed: int, seeds: Sequence[int], folder: Path
     ) -> TrainedFilter:
-        path = _trial_folder(folder, seed, seeds) / BEST
+        path = trial_folder(folder, seed, seeds) / BEST
         return type(self.filter).load(path, encoder=self._suited(problem)[0].encoder)
 
-    def _callbacks(self, problem: Sequential, x_train: Any, seed: int) -> list[Any]:
+    def _callbacks(
+        self, problem: Sequential, x_train: Any, seed: int, context: RunContext
+    ) -> list[Any]:
+        """Those of the config; only the first worker shows anything, and none of a sweep."""
+        callbacks = [instantiate(entry) for entry in context.callbacks]
+        if not context.is_shown:
+            return [one for one in callbacks if not isinstance(one, EpochBar)]
+        for one in callbacks:
+            if isinstance(one, EpochBar) and one.title is None:
+                one.title = f"{self.name} seed {seed}"
         pieces = [x_train] if isinstance(x_train, torch.Tensor) else x_train
         places = [(piece, i) for piece in pieces for i in range(len(piece))]
         taken = (places[k] for k in spread_out(GAZE_FRAMES, len(places)))
         few = torch.cat([piece[[i]] for piece, i in taken])
         inner = few if problem.filter_units is None else problem.filter_units.x.apply(few).float()
-
-        def draw(x: torch.Tensor, *found: torch.Tensor) -> Any:
-            return encoder_figure(few, *found)
-
-        return [EpochBar(f"{self.name} seed {seed}"), LogGaze(inner, draw)]
-
-    def _sequential(self, problem: Problem) -> Sequential:
-        if isinstance(problem, PosteriorMean):
-            raise KbrError(
-                f"model={self.name} is a filter; data={problem.name} has no sequences. Use "
-                "model=iw, iw_paper, original or iw_true_ratio, or another data."
-            )
-        return problem
+        return [*callbacks, LogGaze(inner, lambda _, *gaze: encoder_figure(few, *gaze))]
 
     def _suited(self, problem: Sequential) -> tuple[TrainedFilter, tuple[str, ...]]:
         """The filter with an encoder that takes these observations: own vectors need the MLP."""
@@ -192,16 +196,9 @@ def tried(
     filt = LearnedFilter(encoder=partial(MLP))
     quiet_lightning()
     bar = EpochBar("a trained encoder, to compare")
+    trainer = {"enable_progress_bar": False, "callbacks": [bar]}
     try:
-        with TemporaryDirectory() as folder:
-            filt.fit(
-                data.x_train,
-                data.z_train,
-                units=problem.filter_units,
-                seed=seed,
-                folder=Path(folder),
-                trainer={"logger": False, "enable_progress_bar": False, "callbacks": [bar]},
-            )
+        filt.fit(data.x_train, data.z_train, units=problem.filter_units, seed=seed, trainer=trainer)
     except KbrError as error:
         return replace(alternative, why_not=f"could not be trained: {error}")
     return replace(
@@ -212,16 +209,6 @@ def tried(
 def in_file(x_train: Any) -> bool:
     """Whether frames stay in their file: too many for the kernel filter on raw observations."""
     return isinstance(x_train, list) and isinstance(x_train[0], FileRows)
-
-
-def _trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:
-    """The run folder itself, or a folder for each seed where there are several."""
-    return folder if len(seeds) == 1 else folder / f"seed_{seed}"
-
-
-def _plain(data: Any) -> Units:
-    """Numbers as they are: the paper's tasks have no units."""
-    return Units.none(data.z_train)
 
 
 Part = tuple[FilterResult, torch.Tensor, dict[str, float]]

@@ -3,10 +3,13 @@
 import csv
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from kbr.app.sweep.progress import SweepProgress
@@ -28,10 +31,23 @@ class RunContext:
     folder: Path
     trainer: dict[str, Any]
     logger: DictConfig
+    callbacks: Sequence[DictConfig] = ()  # of Lightning
     resume: Path | None = None
     quiet: bool = False  # a sweep has lines of its own
     sweep: SweepProgress | None = None  # that this run is a cell of, if any
     is_first: bool = True  # of several workers: the one that writes
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is somebody to see how far training is."""
+        return self.is_first and not self.quiet
+
+    def logger_in(self, folder: Path) -> Any:
+        """The logger of a trial, writing into its folder unless the config names a place."""
+        logger = instantiate(self.logger)
+        if not isinstance(logger, partial):
+            return logger
+        return logger(**({} if "save_dir" in logger.keywords else {"save_dir": folder}))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

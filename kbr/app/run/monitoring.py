@@ -6,7 +6,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from kbr.app.models.kernel import Outcome
+from kbr.app.cli import model_name
+from kbr.app.models.outcome import Outcome
 
 BUILDING = ("problem", "path")
 # Groups stand in the order of the alphabet, the first two open: training, view, whole_run. Pictures
@@ -79,7 +80,8 @@ def settings(config: DictConfig) -> dict[str, Setting]:
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     data, model = plain["data"], plain["model"]
-    first = {"data": data.pop("name"), "model": model.pop("name"), "seed": plain["seed"]}
+    first = {"data": data.pop("name"), "model": model_name(model), "seed": plain["seed"]}
+    model.pop("name", None)
     if "n_train" in data:
         first["n_train"] = data.pop("n_train")
     encoder = model.get("filter", {}).get("encoder")

@@ -9,6 +9,8 @@ MOVED = {
     "kbr.app.frames.heading_frames": "kbr.app.tasks.frames.heading_frames",
     "kbr.app.own.problem.OwnData": "kbr.app.recordings.task.OwnData",
     "kbr.app.own.": "kbr.app.recordings.",
+    "kbr.app.methods.ModelMethod": "kbr.app.models.classical.ModelMethod",
+    "kbr.app.models.kernel.ModelMethod": "kbr.app.models.classical.ModelMethod",
     "kbr.app.methods.": "kbr.app.models.kernel.",
     "kbr.app.learned.": "kbr.app.models.trained.",
     "kbr.app.refined.": "kbr.app.models.refined.",

@@ -19,7 +19,7 @@ from kbr.app.cli import stop
 from kbr.app.config.check import check_config
 from kbr.app.figures.run import run_figures
 from kbr.app.figures.uncertainty import trial_coverage, uncertainty_metrics
-from kbr.app.models.kernel import Outcome
+from kbr.app.models.outcome import Outcome
 from kbr.app.models.trained import tried
 from kbr.app.recordings.task import OwnData
 from kbr.app.run.ending import end_early, remove_if_empty, way_on
@@ -36,9 +36,10 @@ from kbr.app.run.folder import (
     write_rows,
 )
 from kbr.app.run.monitoring import log_outcome
+from kbr.app.run.packages import check_packages
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
-from kbr.app.run.trainer import launch_of, trainer_settings
-from kbr.app.run.trusted import build, names_of, part
+from kbr.app.run.trainer import is_parallel, launch_of, trainer_settings
+from kbr.app.run.trusted import build, names_of, outside, part
 from kbr.app.sweep.progress import SweepProgress, searches
 from kbr.app.tasks.task import Problem
 from kbr.app.text.commands import command, setting, shown
@@ -128,6 +129,7 @@ def _work(config: DictConfig, folder: Path) -> None:
 
 def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     by_hydra = HydraConfig.initialized()
+    check_packages(config)
     if by_hydra:
         check_config(config, HydraConfig.get())
     torch.set_num_threads(config.trainer.threads)
@@ -138,15 +140,17 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     is_first = launch_of().is_first
     if not (is_first or getattr(method, "trains", False)):
         raise SystemExit(0)  # a closed form has work for one process
-    if sweeping and "timeout" in config.trainer:
+    if sweeping and is_parallel(config.trainer):
         raise KbrError(
             "the cells of a sweep run in one process each. Use trainer=cpu or trainer=gpu, and "
             "hydra/launcher=side_by_side for several cells at once."
         )
+    added = config.get("callbacks") or ()
     context = RunContext(
         folder=folder,
         trainer=trainer_settings(config),
         logger=part(config, "logger", trusted),
+        callbacks=[part(config, f"callbacks.{name}", trusted) for name in added],
         resume=Path(str(config.resume)) if config.resume is not None else None,
         quiet=sweeping,
         sweep=SweepProgress.of(HydraConfig.get()) if by_hydra and sweeping else None,
@@ -172,7 +176,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     if outcome.state:  # trained models have written theirs already
         checkpoint.save(folder / BEST, outcome.state)
     pictures = run_figures(folder / "figures", outcome, quick=sweeping)
-    if config.logger.name == "tensorboard":
+    if config.logger.get("name") == "tensorboard":
         log_outcome(folder, config, metrics, outcome, pictures)
     made = {
         "seconds": round(seconds, 3),
@@ -182,7 +186,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     write_json(folder / MANIFEST, {**manifest(folder, mark), **made})
     (folder / FAILURE).unlink(missing_ok=True)  # of a cell that failed before it was resumed
     if not sweeping:
-        _report(folder, metrics, outcome, seconds)
+        _report(folder, metrics, outcome, seconds, outside(config))
     return minimised
 
 
@@ -245,7 +249,13 @@ def _tidy(value: float) -> float | str:
     return "" if value != value else float(f"{value:.6g}")
 
 
-def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: float) -> None:
+def _report(
+    folder: Path,
+    metrics: dict[str, Any],
+    outcome: Outcome,
+    seconds: float,
+    trust: Sequence[str],
+) -> None:
     line = in_digits(metrics["test/mse"])
     if metrics["test/trials"] > 1:
         line = with_error(metrics["test/mse"], metrics["test/mse_stderr"])
@@ -264,7 +274,8 @@ def _report(folder: Path, metrics: dict[str, Any], outcome: Outcome, seconds: fl
     if outcome.alternative is not None:
         print(f"  note: {outcome.alternative}: model={outcome.alternative.model}")
     print(f"\n  run folder:  {shown(folder)}")
-    print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)))}")
+    trusting = [f"trust=[{','.join(trust)}]"] if trust else []
+    print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)), *trusting)}")
     if outcome.alternative is not None and HydraConfig.initialized():
         print(f"  the other:   {_with_model(outcome.alternative.model)}")
     if (folder / "tensorboard").is_dir():

@@ -7,10 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from kbr.core.errors import KbrError
 
+TRAINER = "lightning.Trainer"
+OURS = ("_target_", "threads", "timeout")  # what Lightning's Trainer does not take
+TIMEOUT = 600  # seconds of silence after which a worker counts as lost
 WORKERS_A_CORE = 4  # more is a mistake
 STRATEGY = "kbr_ddp"  # Lightning's DDP with our time limit, under a name of its own
 
@@ -50,17 +53,30 @@ def launch_of(environ: Mapping[str, str] = os.environ) -> Launch:
     return Launch(rank=int(environ.get("LOCAL_RANK", "0")))  # set for Lightning's own children
 
 
+def is_parallel(trainer: DictConfig) -> bool:
+    """Whether several workers share the training; configs before `strategy` had a timeout then."""
+    return str(trainer.get("strategy", "ddp" if "timeout" in trainer else "auto")) == "ddp"
+
+
 def trainer_settings(config: DictConfig) -> dict[str, Any]:
-    """Checked before any work: hardware that is not there is one line of advice."""
+    """Arguments of `lightning.Trainer`: those of the config, with the hardware that is there.
+
+    Checked before any work: hardware that is not there is one line of advice.
+    """
     trainer, launch = config.trainer, launch_of()
-    parallel = "timeout" in trainer
+    parallel = is_parallel(trainer)
+    if trainer.get("_target_", TRAINER) != TRAINER:
+        raise KbrError(f"trainer._target_ must be {TRAINER}; got {trainer._target_}. Leave it out.")
     if trainer.accelerator == "gpu" and not torch.cuda.is_available():
         name, other = ("ddp", "ddp_cpu") if parallel else ("gpu", "auto")
         raise KbrError(
             f"trainer={name} needs a CUDA device, and PyTorch sees none on this machine. "
             f"Use trainer=cpu or trainer={other}."
         )
-    settings = {"accelerator": _accelerator(trainer, launch), "precision": trainer.precision}
+    plain = OmegaConf.to_container(trainer, resolve=True)
+    assert isinstance(plain, dict)
+    settings = {str(name): value for name, value in plain.items() if name not in OURS}
+    settings["accelerator"] = _accelerator(trainer, launch)
     if parallel:
         return {**settings, **_parallel(trainer, launch)}
     devices = 1 if trainer.devices == "auto" else trainer.devices
@@ -88,7 +104,7 @@ def _accelerator(trainer: DictConfig, launch: Launch) -> str:
 def _parallel(trainer: DictConfig, launch: Launch) -> dict[str, Any]:
     from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
-    limit = timedelta(seconds=trainer.timeout)
+    limit = timedelta(seconds=trainer.get("timeout", TIMEOUT))
     StrategyRegistry.register(STRATEGY, DDPStrategy, override=True, timeout=limit)
     os.environ.setdefault("OMP_NUM_THREADS", str(trainer.threads))  # of every worker
     return {

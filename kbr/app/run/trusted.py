@@ -7,20 +7,23 @@ resolvers (`${name:...}`): both are checked before anything is imported, built o
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import yaml
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
 from omegaconf.grammar_parser import parse
 
+from kbr.app.cli import model_name
 from kbr.app.config.errors import instantiation_error
-from kbr.app.models.kernel import Method
+from kbr.app.models.outcome import Method
+from kbr.app.models.own import OwnModel
 from kbr.app.run.moved import with_present_names
 from kbr.app.tasks.task import Problem
 from kbr.core.errors import KbrError
@@ -43,7 +46,13 @@ FUNCTIONS = (
     "kbr.app.tasks.task.sprite_source",
     "kbr.app.tasks.frames.heading_frames",
 )
-LOGGERS = ("lightning.pytorch.loggers.TensorBoardLogger", "lightning.pytorch.loggers.CSVLogger")
+LIGHTNING = (
+    "lightning.Trainer",
+    "lightning.pytorch.loggers.TensorBoardLogger",
+    "lightning.pytorch.loggers.CSVLogger",
+    "lightning.pytorch.loggers.WandbLogger",
+    "lightning.pytorch.loggers.MLFlowLogger",
+)
 
 Trusted = Sequence[str] | None  # names of modules, classes, resolvers; None: the user typed it all
 
@@ -95,11 +104,23 @@ def build(config: DictConfig, trusted: Trusted = ()) -> tuple[Problem, Method]:
         print(f"  {old} is now {new}: change your config")
     data = "data.problem" if "problem" in config.data else "data"  # as kbr 0.2 wrote it
     problem, model = part(config, data, trusted), part(config, "model", trusted)
-    made = construct(problem), construct(model, _convert_="all")
+    made = construct(problem), _method(model)
     for key, thing, needed in zip((data, "model"), made, ("trials", "run"), strict=True):
         if not hasattr(thing, needed):
             raise KbrError(f"{key} is a {type(thing).__name__}, which cannot be used as one.")
     return made
+
+
+def _method(model: DictConfig) -> Any:
+    """One of kbr's methods, or a model of the user's own as one."""
+    try:
+        kind = get_object(str(model._target_))
+    except (ImportError, AttributeError, ValueError):
+        kind = None  # `construct` says what is wrong
+    if kind is None or hasattr(kind, "run"):
+        return construct(model, _convert_="all")
+    arguments = OmegaConf.masked_copy(model, [str(key) for key in model if key != "name"])
+    return OwnModel(name=model_name(model), model=construct(arguments, _convert_="all"))
 
 
 def part(config: DictConfig, key: str, trusted: Trusted = ()) -> DictConfig:
@@ -169,7 +190,7 @@ def _check_target(target: Any, trusted: Sequence[str]) -> None:
     name = str(target)
     if any(name == one or name.startswith(f"{one}.") for one in trusted):
         return
-    if name in LOGGERS or name in FUNCTIONS:
+    if name in LIGHTNING or name in FUNCTIONS or _is_regressor(name):
         return
     if name.startswith("kbr."):
         if isinstance(_found(name), type):
@@ -180,6 +201,19 @@ def _check_target(target: Any, trusted: Sequence[str]) -> None:
         f"the saved settings name {name}, which is not part of kbr and was not run. If you trust "
         f"it, say so: trust=[{module}]"
     )
+
+
+def _is_regressor(name: str) -> bool:
+    """Whether this is a regressor of scikit-learn: constructing one only keeps its arguments."""
+    if not name.startswith("sklearn.") or find_spec("sklearn") is None:
+        return False
+    from sklearn.base import RegressorMixin
+
+    try:
+        found = get_object(name)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return isinstance(found, type) and issubclass(found, RegressorMixin)
 
 
 def _found(name: str) -> Any:
@@ -202,8 +236,9 @@ def _found(name: str) -> Any:
 def outside(config: DictConfig) -> list[str]:
     """Modules beside kbr that a config names, to be trusted by name when it is read back."""
     plain = OmegaConf.to_container(config, resolve=False)
-    names = {str(name) for name in _targets(plain)} - set(LOGGERS)
-    return sorted({name.rpartition(".")[0] for name in names if not name.startswith("kbr.")})
+    names = {str(name) for name in _targets(plain)} - set(LIGHTNING)
+    foreign = (n for n in names if not (n.startswith("kbr.") or _is_regressor(n)))
+    return sorted({name.rpartition(".")[0] for name in foreign})
 
 
 def _targets(value: Any) -> Iterator[Any]:

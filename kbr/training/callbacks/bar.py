@@ -22,7 +22,7 @@ LONGEST = ", loss=1.23e-05, val=1.23e-05"
 class EpochBar(Callback):
     """Loss and validation error beside one bar; a line now and then where there is no terminal."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str | None = None) -> None:
         self.title = title
         self.bar: tqdm | None = None
 
@@ -30,13 +30,13 @@ class EpochBar(Callback):
         tty = sys.stderr.isatty()
         wide = os.get_terminal_size(sys.stderr.fileno()).columns if tty else 0
         columns = min(COLUMNS, wide or COLUMNS)  # some terminals do not know their width
-        epochs = trainer.max_epochs or 0
+        epochs, title = trainer.max_epochs or 0, self.title or "training"
         self.bar = tqdm(
             total=epochs,
             initial=trainer.current_epoch,
-            desc=self.title,
+            desc=title,
             ncols=columns,
-            bar_format=layout(self.title, epochs, columns),
+            bar_format=layout(title, epochs, columns),
             mininterval=0.2 if tty else 20,
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 import lightning
 from torch import Tensor
 
-from kbr.core.io.checkpoint import write_atomically
+from kbr.core.io.checkpoint import VERSION, write_atomically
 from kbr.training.preemption import StopRequest
 
 
@@ -20,8 +20,15 @@ class KeepBest(lightning.Callback):
     the workers to stop makes all of them save and stop after the epoch.
     """
 
-    def __init__(self, path: Path, *, patience: int, every: int, slack: float = 0.0) -> None:
-        self.path, self.patience, self.every, self.slack = path, patience, every, slack
+    def __init__(
+        self,
+        path: Path = Path("last.ckpt"),
+        *,
+        patience: int = 6,
+        every: int = 25,
+        slack: float = 0.0,
+    ) -> None:
+        self.configure(path=path, patience=patience, every=every, slack=slack, record={})
         self.best = self.score = float("inf")
         self.epoch = 0
         self.waited = 0
@@ -29,6 +36,13 @@ class KeepBest(lightning.Callback):
         self.weights: dict[str, Tensor] = {}
         self.request = StopRequest()
         self.preempted = False
+
+    def configure(
+        self, *, path: Path, patience: int, every: int, slack: float, record: dict[str, Any]
+    ) -> None:
+        """What the filter that is trained decides; `record` goes into every checkpoint."""
+        self.path, self.patience, self.every, self.slack = path, patience, every, slack
+        self.record = record
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         self.request.listen()
@@ -60,6 +74,12 @@ class KeepBest(lightning.Callback):
         if self.preempted:
             trainer.should_stop = True
 
+    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        """Lightning asks callbacks that stop training by a metric after all others."""
+        if not (self.finished or self.preempted):
+            self.finished = True
+            self.save(trainer)
+
     def save(self, trainer: lightning.Trainer) -> None:
         """Every worker takes part in gathering the state; the first one writes."""
         if trainer.is_global_zero:
@@ -68,6 +88,14 @@ class KeepBest(lightning.Callback):
             )
         else:
             trainer.save_checkpoint(self.path, weights_only=False)
+
+    def on_save_checkpoint(
+        self,
+        trainer: lightning.Trainer,
+        module: lightning.LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        checkpoint.update(self.record, version=VERSION)
 
     def state_dict(self) -> dict[str, Any]:
         return {

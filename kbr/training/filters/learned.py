@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.features import Identity, PivotedCholesky, RandomFourier
+from kbr.core.features import Identity, RandomFourier
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.held_out import measured
@@ -17,7 +17,6 @@ from kbr.core.filters.kernel.search import SCALE_BOUNDS, Space
 from kbr.core.filters.training_data import TrainingData
 from kbr.core.inputs import check_positive
 from kbr.core.io.file_rows import FileRows
-from kbr.core.kernels import Gaussian
 from kbr.core.rules import ImportanceWeightedRule
 from kbr.core.uncertainty.calibration import Calibration
 from kbr.core.units.scaling import Scaling
@@ -25,11 +24,9 @@ from kbr.training.data import Observations
 from kbr.training.encoders import check_sizes
 from kbr.training.filters.trained import TrainedFilter
 from kbr.training.modules.base import SequenceModule
-from kbr.training.modules.features import COLLAPSED, FeatureModule
+from kbr.training.modules.features import COLLAPSED, LAMS, FeatureModule
 
-LAMS = tuple(10.0**k for k in range(-6, 2))  # learned features want ridges up to 10
 LAM_BOUNDS = (1e-9, 1e4)
-TARGET_TOLERANCE = 1e-6  # of the targets' kernel; their features are float32
 WIDEST = 1.0  # wider kernels of z only win by luck of the validation block: no edge to widen
 
 
@@ -61,6 +58,8 @@ class LearnedFilter(TrainedFilter):
     chunk: int = 1000
 
     kind: ClassVar[str] = "kbr.learned_filter"
+    network: ClassVar[type[SequenceModule]] = FeatureModule
+    not_of_network: ClassVar[tuple[str, ...]] = (*TrainedFilter.not_of_network, "scales")
     in_blocks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -74,32 +73,6 @@ class LearnedFilter(TrainedFilter):
         self.collapsed = False
         self._filter: KernelBayesFilter | None = None
         self._psi = self._z = torch.empty(0, device="cpu")
-
-    def build(
-        self, encoder: nn.Module, x: Observations, z: Tensor, shared: dict[str, Any]
-    ) -> FeatureModule:
-        kernel = Gaussian(scale=self.scale).fit(z)
-        fourier = RandomFourier(kernel=kernel, n_features=self.n_fourier, seed=shared["seed"])
-        assert kernel.bandwidth is not None
-        frequencies = fourier.frequencies(z.shape[-1]) / kernel.bandwidth
-        exact = None
-        if self.targets == "cholesky":
-            exact = PivotedCholesky(kernel=kernel, tolerance=TARGET_TOLERANCE).fit(z)
-        tuning = {
-            "lams": LAMS if self.lams is None else tuple(self.lams),
-            "scales": tuple(self.coarse_scales),
-            "etas": self._etas(),
-        }
-        return FeatureModule(
-            encoder,
-            x,
-            frequencies.float(),
-            lam=self.lam,
-            tuning=tuning,
-            exact=exact,
-            chunk=self.chunk,
-            **shared,
-        )
 
     def finish(self, module: SequenceModule, x: Observations, z: Tensor) -> None:
         psi, _, _ = self.encode(x)
@@ -200,12 +173,7 @@ class LearnedFilter(TrainedFilter):
         return self.kernel_filter._start(prior)
 
     def _stepped(self, belief: KernelBelief, x: Tensor) -> KernelBelief:
-        if tuple(x.shape) != self._shape:
-            raise KbrError(
-                f"a step takes one observation x of shape {list(self.shape)}; got {list(x.shape)}. "
-                "For whole sequences use filter(x)."
-            )
-        return self.kernel_filter._stepped(belief, self._features(x.unsqueeze(0))[0])
+        return self.kernel_filter._stepped(belief, self._features(self._one_row(x))[0])
 
     def _ahead(self, belief: KernelBelief, steps: int) -> KernelBelief:
         return self.kernel_filter._ahead(belief, steps)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.base import never
@@ -62,6 +62,7 @@ class LSTMFilter(TrainedFilter):
     hidden: int = 64
 
     kind: ClassVar[str] = "kbr.lstm_filter"
+    network: ClassVar[type[SequenceModule]] = LSTMModule
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,20 +74,6 @@ class LSTMFilter(TrainedFilter):
     def calibration(self) -> Calibration | None:
         """What the validation block says about the errors."""
         return self._calibration
-
-    def build(self, encoder: nn.Module, x: Tensor, z: Tensor, shared: dict[str, Any]) -> LSTMModule:
-        with torch.no_grad():
-            n_features = encoder.eval()(x[:1].float()).shape[-1]
-        encoder.train()
-        return LSTMModule(
-            encoder,
-            x,
-            z,
-            n_features=n_features,
-            window=self.window,
-            hidden=self.hidden,
-            **shared,
-        )
 
     @torch.no_grad()
     def finish(self, module: SequenceModule, x: Observations, z: Tensor) -> None:
@@ -135,12 +122,7 @@ class LSTMFilter(TrainedFilter):
 
     @torch.no_grad()
     def _stepped(self, belief: LSTMBelief, x: Tensor) -> LSTMBelief:
-        if tuple(x.shape) != self._shape:
-            raise KbrError(
-                f"a step takes one observation x of shape {list(self.shape)}; got {list(x.shape)}. "
-                "For whole sequences use filter(x)."
-            )
-        psi, seen, _ = self.encode(x.unsqueeze(0))
+        psi, seen, _ = self.encode(self._one_row(x))
         return self._moved(belief, psi[0, 0] if bool(seen) else None)
 
     @torch.no_grad()

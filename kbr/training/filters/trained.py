@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.base import BaseFilter
@@ -24,7 +25,7 @@ from kbr.core.io import checkpoint
 from kbr.core.io.file_rows import FileRows
 from kbr.core.units.units import Units
 from kbr.training.callbacks.keeping import KeepBest
-from kbr.training.data import Observations, SequenceData, training_rows
+from kbr.training.data import Observations, SequenceData, TrainingRows, training_rows
 from kbr.training.encoder_names import Encoder, describe_encoder, known_encoder
 from kbr.training.encoders import SoftArgmaxCNN, check_sizes
 from kbr.training.lightning_run import train
@@ -61,6 +62,13 @@ class TrainedFilter(BaseFilter):
     checkpoint_every: int = 25
 
     kind: ClassVar[str]
+    network: ClassVar[type[SequenceModule]]  # what is trained
+    not_of_network: ClassVar[tuple[str, ...]] = (
+        "val_every",
+        "slack",
+        "patience",
+        "checkpoint_every",
+    )
     takes_files: ClassVar[bool] = True
     in_blocks: ClassVar[bool] = False  # whether observations may stay in their file
 
@@ -74,6 +82,7 @@ class TrainedFilter(BaseFilter):
         self._units: Units | None = None
         self._largest = math.inf  # mean square of a scaled training observation
         self._dz = 0
+        self._record: dict[str, Any] = {}  # what tells this training from others
         self._lengths: list[int] = []  # of the training sequences
         counts = ("epochs", "val_every", "patience", "log_every", "checkpoint_every")
         check_sizes(**{name: getattr(self, name) for name in counts})
@@ -85,12 +94,6 @@ class TrainedFilter(BaseFilter):
     def __repr__(self) -> str:
         state = f"val_mse={self.val_mse:.4g}" if self._module is not None else "not fitted"
         return f"{type(self).__name__}({state})"
-
-    @abstractmethod
-    def build(
-        self, encoder: nn.Module, x: Any, z: Tensor, shared: dict[str, Any]
-    ) -> SequenceModule:
-        """The module to train on x and z (the part before the validation block)."""
 
     @abstractmethod
     def finish(self, module: SequenceModule, x: Any, z: Tensor) -> None:
@@ -113,12 +116,12 @@ class TrainedFilter(BaseFilter):
         angle_unit: str = "degrees",
         units: Units | None = None,
         seed: int = 0,
-        folder: Path,
+        folder: str | Path | None = None,
         trainer: dict[str, Any] | None = None,
-        resume: Path | None = None,
-    ) -> None:
+        resume: str | Path | None = None,
+    ) -> Self:
         """Train on x [T, ...] and z [T, dz], or on lists of sequences; leaves checkpoints and
-        TensorBoard logs in `folder`.
+        TensorBoard logs in `folder`, or nothing on disk without one.
 
         `time`, `circular`, `angle_unit` and `units` as for `KernelBayesFilter.fit`. `trainer` holds
         arguments of `lightning.Trainer`. `resume` is the run folder to continue; a run stopped
@@ -126,42 +129,57 @@ class TrainedFilter(BaseFilter):
         """
         about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
         rows = training_rows(x_train, z_train, whole=not self.in_blocks, **about)
-        x, z, self._lengths, shape = rows.x, rows.z, rows.lengths, rows.shape
-        self._units = rows.units
-        folder = Path(folder)
+        if folder is not None:
+            return self._fit(rows, seed, Path(folder), trainer or {}, resume)
+        with TemporaryDirectory() as passing:
+            return self._fit(
+                rows, seed, Path(passing), {"logger": False, **(trainer or {})}, resume
+            )
+
+    def _fit(
+        self,
+        rows: TrainingRows,
+        seed: int,
+        folder: Path,
+        trainer: dict[str, Any],
+        resume: str | Path | None,
+    ) -> Self:
+        x, z, self._lengths, self._units = rows.x, rows.z, rows.lengths, rows.units
         data = SequenceData(x, z, self._lengths)
-        record = self._record(x, z, self._lengths, seed)
+        self._record = self._record_of(rows, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # networks draw their first weights from the global generator
-            encoder = self._build_encoder(shape)
-            shared = self._shared(record)
-            module = self.build(encoder, x[: data.cut], z[: data.cut], shared)
-        keep = KeepBest(
-            folder / LAST,
+            module = self._build(rows.shape, z.shape[-1], seed)
+        callbacks = list(trainer.get("callbacks", ()))
+        keep = next((one for one in callbacks if isinstance(one, KeepBest)), None) or KeepBest()
+        keep.configure(
+            path=folder / LAST,
             patience=self.patience,
             slack=self.slack,
             every=self.checkpoint_every,
+            record=self._record,
         )
         keep.path.parent.mkdir(parents=True, exist_ok=True)
-        start = None if resume is None else last_checkpoint(Path(resume), record)
+        start = None if resume is None else last_checkpoint(Path(resume), self._record)
         first = train(
             module,
             data,
             keep,
             folder=folder,
             val_every=self.val_every,
-            arguments=trainer or {},
+            arguments=trainer,
             start=start,
         )
         module.load_state_dict(keep.weights)
         # In float64 a frame has the same features alone and among others, to the last digits.
         module.to(device="cpu", dtype=torch.float64).eval()
-        self._module, self._shape, self._dz = module, shape, z.shape[-1]
+        self._module, self._shape, self._dz = module, rows.shape, z.shape[-1]
         self.n_epochs, self.val_mse = keep.epoch, keep.score
         self._largest = self._sizes(x)
         self.finish(module, x, z)
         if first:
             self.save(folder / "checkpoints" / "best.ckpt")
+        return self
 
     def save(self, path: str | Path) -> None:
         """Everything needed to filter, as tensors and plain values."""
@@ -169,7 +187,8 @@ class TrainedFilter(BaseFilter):
         content = {
             "kind": self.kind,
             "version": checkpoint.VERSION,
-            **{key: value for key, value in module.record.items() if key != "kind"},
+            "hyper_parameters": self.hyper_parameters(),
+            **{key: self._record[key] for key in ("seed", "data")},
             "shape": list(self._shape),
             "dz": self._dz,
             "val_mse": self.val_mse,
@@ -210,11 +229,9 @@ class TrainedFilter(BaseFilter):
         hyper = content["hyper_parameters"]
         made = cls(**{**hyper, "encoder": encoder or known_encoder(hyper["encoder"])})
         shape, dz = tuple(content["shape"]), content["dz"]
-        record = {key: content[key] for key in ("kind", "hyper_parameters", "seed", "data")}
-        shared = made._shared(record)
+        made._record = {key: content[key] for key in ("seed", "data")}
         with torch.random.fork_rng(devices=[]):  # weights drawn here are replaced just below
-            x, z = torch.zeros(2, *shape, device="cpu"), torch.randn(2, dz, device="cpu")
-            module = made.build(made._build_encoder(shape), x, z, shared)
+            module = made._build(shape, dz, content["seed"])
         try:
             module.load_state_dict(content["network"])
         except RuntimeError as error:
@@ -285,6 +302,15 @@ class TrainedFilter(BaseFilter):
         steps = lead[-1]
         return psi.reshape(-1, steps, psi.shape[-1]), seen.reshape(-1, steps), tuple(lead[:-1])
 
+    def _one_row(self, x: Tensor) -> Tensor:
+        """One observation as a sequence of length one."""
+        if tuple(x.shape) != self._shape:
+            raise KbrError(
+                f"a step takes one observation x of shape {list(self.shape)}; got {list(x.shape)}. "
+                "For whole sequences use filter(x)."
+            )
+        return x.unsqueeze(0)
+
     def _sizes(self, x: Observations) -> float:
         """The largest mean square of the training observations, scaled as the network sees them."""
         parts = (p.read() for p in x.parts()) if isinstance(x, FileRows) else torch.split(x, 1000)
@@ -300,23 +326,19 @@ class TrainedFilter(BaseFilter):
         module = self._get()
         return module.gaze(self.units.x.apply(as_tensor(x, name="x")).to(module.x_mean))
 
-    def _build_encoder(self, shape: tuple[int, ...]) -> nn.Module:
-        given = {} if self.dropout is None else {"dropout": self.dropout}
-        return self.encoder(shape=shape, **given)
+    def _build(self, shape: tuple[int, ...], dz: int, seed: int) -> SequenceModule:
+        """The network, untrained."""
+        names = (one.name for one in fields(self) if one.name not in self.not_of_network)
+        settings = {name: getattr(self, name) for name in names}
+        return self.network(**settings, shape=shape, dz=dz, seed=seed)
 
     def hyper_parameters(self) -> dict[str, Any]:
         """The constructor's arguments as plain values; the encoder as its class and arguments."""
         made = {f.name: checkpoint.plain(getattr(self, f.name)) for f in fields(self)}
         return {**made, "encoder": describe_encoder(self.encoder)}
 
-    def _shared(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of every module."""
-        names = ("epochs", "lr", "weight_decay", "noise", "log_every")
-        given = {name: getattr(self, name) for name in names}
-        return {**given, "seed": record["seed"], "record": record}
-
-    def _record(self, x: Observations, z: Tensor, lengths: list[int], seed: int) -> dict[str, Any]:
-        return record_of(self.kind, self.hyper_parameters(), x, z, lengths, seed)
+    def _record_of(self, rows: TrainingRows, seed: int) -> dict[str, Any]:
+        return record_of(self.kind, self.hyper_parameters(), rows.x, rows.z, rows.lengths, seed)
 
     def training_in(
         self,
@@ -331,7 +353,7 @@ class TrainedFilter(BaseFilter):
         if not (run / LAST).is_file():
             return "none"
         rows = training_rows(x_train, z_train, whole=not self.in_blocks, units=units)
-        return training_in(run, self._record(rows.x, rows.z, rows.lengths, seed))
+        return training_in(run, self._record_of(rows, seed))
 
     def _get(self) -> SequenceModule:
         if self._module is None:

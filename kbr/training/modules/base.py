@@ -1,7 +1,8 @@
 """What both trained models share: a scaled, augmented encoder and its optimiser."""
 
 import math
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,22 +12,29 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from kbr.core.errors import Diverged, KbrError
-from kbr.core.io.checkpoint import VERSION
+from kbr.core.filters.result import mean_squared_error
 from kbr.core.io.file_rows import FileRows
+from kbr.training.data import Batch
+from kbr.training.encoder_names import Encoder, describe_encoder, known_encoder
 from kbr.training.encoders import SoftArgmaxCNN
 
 PIECE = 100  # rows that pass the network together on a CPU: their activations stay in the cache
 WHOLE = 40 * PIECE  # rows up to which a step is one batch
-PARTS = 1_000_000_007  # apart in their seeds are the blocks of a step
+PARTS = 1_000_000_007  # by which the seeds of a step's blocks differ
 WARM_UP = 0.1  # share of the epochs in which the learning rate grows
 
 
 class SequenceModule(lightning.LightningModule):
     """An encoder with its input scaling; full-batch Adam, warm-up and cosine decay.
 
-    `noise` is the standard deviation of the fresh noise added to every training observation, in
-    standard deviations of the observations. All random numbers of an epoch (noise, dropout) come
-    from the seed and the epoch's number, so that a resumed run draws the same ones.
+    encoder   builds the network from `shape`, the shape of one observation; or what a checkpoint
+              says of it;
+    dropout   passed on to the encoder; None leaves the encoder's own;
+    noise     standard deviation of the fresh noise added to every training observation, in
+              standard deviations of the observations.
+
+    All random numbers of an epoch (noise, dropout) come from the seed and the epoch's number, so
+    that a resumed run draws the same ones. Scales are those of the data module's training part.
     """
 
     x_mean: Tensor
@@ -34,27 +42,50 @@ class SequenceModule(lightning.LightningModule):
 
     def __init__(
         self,
-        encoder: nn.Module,
-        x: Float[Tensor, "n ..."] | FileRows,
         *,
-        epochs: int,
-        lr: float,
-        weight_decay: float,
-        noise: float,
-        seed: int,
-        log_every: int,
-        record: dict[str, Any],
+        encoder: Encoder | dict[str, Any],
+        shape: Sequence[int],
+        dz: int,
+        epochs: int = 150,
+        lr: float = 3e-3,
+        weight_decay: float = 0.0,
+        noise: float = 1.0,
+        dropout: float | None = None,
+        seed: int = 0,
+        log_every: int = 10,
     ) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.save_hyperparameters(logger=False)  # of the subclass too
+        self.hparams["encoder"] = describe_encoder(encoder) if callable(encoder) else encoder
+        build = encoder if callable(encoder) else known_encoder(encoder)
+        self.encoder = build(shape=shape, **({} if dropout is None else {"dropout": dropout}))
         batch_norm = nn.modules.batchnorm._BatchNorm
-        self.mixes_rows = any(isinstance(layer, batch_norm) for layer in encoder.modules())
+        self.mixes_rows = any(isinstance(layer, batch_norm) for layer in self.encoder.modules())
         self.epochs, self.lr, self.weight_decay = epochs, lr, weight_decay
         self.noise, self.seed, self.log_every = noise, seed, log_every
-        self.record = record  # what tells this run from others, kept in every checkpoint
+        channels = (shape[0], 1, 1) if len(shape) == 3 else shape
+        self.register_buffer("x_mean", torch.zeros(1, *channels))
+        self.register_buffer("x_scale", torch.ones(1, *channels))
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            data = self.trainer.datamodule  # type: ignore[attr-defined]
+            self.fit_scales(*data.training_part)
+
+    def fit_scales(self, x: Float[Tensor, "n ..."] | FileRows, z: Float[Tensor, "n dz"]) -> None:
+        """Means, scales and bandwidths of the training data; a scale of zero becomes one."""
         mean, scale = input_scaling(x)
-        self.register_buffer("x_mean", mean)
-        self.register_buffer("x_scale", torch.where(scale > 0, scale, torch.ones_like(scale)))
+        self.x_mean.copy_(mean)
+        self.x_scale.copy_(torch.where(scale > 0, scale, torch.ones_like(scale)))
+
+    @abstractmethod
+    def predict(self, x: Float[Tensor, "t ..."]) -> Float[Tensor, "t dz"]:
+        """Filtered means of one sequence."""
+
+    def test_step(self, batch: Batch, index: int) -> None:
+        x, z = batch
+        mean = self.predict(x)
+        self.log("test/mse", mean_squared_error(mean, z.to(mean)).float(), sync_dist=True)
 
     def encode(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b d"]:
         """Features of observations, with noise in training mode."""
@@ -136,15 +167,11 @@ class SequenceModule(lightning.LightningModule):
     def log_sometimes(self, name: str, value: Tensor) -> None:
         """Logging every step costs more than a small network's step itself."""
         if self.current_epoch % self.log_every == 0:
-            many = self.trainer.world_size > 1
-            self.log(name, value.float(), prog_bar=True, sync_dist=many)
+            self.log(name, value.float(), prog_bar=True, sync_dist=self.trainer.world_size > 1)
 
     def log_validation(self, error: Tensor) -> None:
-        many = self.trainer.world_size > 1  # every worker has the same number
-        self.log("val/mse", error.float(), prog_bar=True, sync_dist=many)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint.update(self.record, version=VERSION)
+        """Every worker has the same number."""
+        self.log("val/mse", error.float(), prog_bar=True, sync_dist=self.trainer.world_size > 1)
 
 
 def input_scaling(x: Float[Tensor, "n ..."] | FileRows) -> tuple[Tensor, Tensor]:

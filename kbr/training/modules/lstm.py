@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from kbr.core.filters.result import mean_squared_error
+from kbr.core.io.file_rows import FileRows
 from kbr.training.data import Batch
 from kbr.training.modules.base import SequenceModule
 
@@ -25,24 +26,23 @@ class LSTMModule(SequenceModule):
     z_mean: Tensor
     z_scale: Tensor
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        x: Tensor,
-        z: Float[Tensor, "n dz"],
-        *,
-        n_features: int,
-        window: int,
-        hidden: int,
-        **shared: Any,
-    ) -> None:
-        super().__init__(encoder, x, **shared)
+    def __init__(self, *, window: int = 10, hidden: int = 64, **shared: Any) -> None:
+        super().__init__(**shared)
         self.window = window
+        shape, dz = self.hparams["shape"], self.hparams["dz"]
+        with torch.no_grad():
+            n_features = self.encoder.eval()(torch.zeros(1, *shape)).shape[-1]
+        self.encoder.train()
         self.lstm = nn.LSTM(n_features, hidden, batch_first=True)
-        self.readout = nn.Linear(hidden, z.shape[-1])
+        self.readout = nn.Linear(hidden, dz)
+        self.register_buffer("z_mean", torch.zeros(dz))
+        self.register_buffer("z_scale", torch.ones(dz))
+
+    def fit_scales(self, x: Tensor | FileRows, z: Float[Tensor, "n dz"]) -> None:
+        super().fit_scales(x, z)
         scale = z.std(0, correction=0)
-        self.register_buffer("z_mean", z.mean(0).float())
-        self.register_buffer("z_scale", torch.where(scale > 0, scale, 1.0).float())
+        self.z_mean.copy_(z.mean(0))
+        self.z_scale.copy_(torch.where(scale > 0, scale, 1.0))
 
     def windows(self, psi: Float[Tensor, "t d"]) -> Float[Tensor, "t w d"]:
         """The last `window` rows up to every row."""
@@ -98,3 +98,6 @@ class LSTMModule(SequenceModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         mean = self.predict_latents(self.encode(x[data.cut :]), data.val_lengths)
         self.log_validation(mean_squared_error(mean, z[data.cut :].to(mean)))
+
+    def predict(self, x: Float[Tensor, "t ..."]) -> Float[Tensor, "t dz"]:
+        return self.predict_latents(self.encode_all(x))

@@ -1,0 +1,89 @@
+"""Models as the command line runs them: several independent trials in one call.
+
+A method takes a problem and seeds and gives an `Outcome`; closed-form methods run all seeds as one
+batch. `evaluate` gives the same outcome again from the checkpoint's contents.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from kbr.app.figures.view import View
+from kbr.app.run.folder import RunContext
+from kbr.app.tasks.task import PosteriorMean, Problem, Sequential
+from kbr.core.errors import KbrError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """The model that suits the same data otherwise; its validation error, if it was measured."""
+
+    model: str
+    what: str
+    why_not: str = "not tried"  # where there is no error
+    error: float | None = None
+    own_error: float | None = None  # of the model that ran
+
+    def __str__(self) -> str:
+        if self.error is None or self.own_error is None:
+            return f"{self.what} {self.why_not}"
+        better = "better" if self.error < self.own_error else "no better"
+        return f"{self.what} validates {better}: {self.error:.4g} against {self.own_error:.4g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Answers and truth of every trial, what was chosen, how long it took, what to keep."""
+
+    mean: Tensor  # [trials, steps, dz]
+    cov: Tensor | None  # [trials, steps, dz, dz]; None where nothing asks for it
+    raw_cov: Tensor | None = None  # before calibration, where it was calibrated
+    truth: Tensor  # [trials, steps, dz]
+    chosen: dict[str, Tensor] = field(default_factory=dict)  # each [trials]
+    fit_seconds: float = 0.0
+    test_seconds: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    state: dict[str, Any] = field(default_factory=dict)
+    evidence: Tensor | None = None
+    labels: tuple[str, ...] | None = None  # of the columns, with units; None: z_1, z_2, ...
+    alternative: Alternative | None = None
+    view: Callable[[], View] | None = None  # for pictures; made only where they are drawn
+
+    @property
+    def mse(self) -> Tensor:
+        """Squared distance summed over coordinates, averaged over steps: one number a trial."""
+        return (self.mean - self.truth).square().sum(-1).mean(-1)
+
+    @property
+    def shown_spread(self) -> str:
+        """What pictures call two standard deviations of it."""
+        return "2 sd" if self.raw_cov is None else "2 sd, calibrated"
+
+
+class Method(Protocol):
+    """One model of the command line."""
+
+    name: str
+
+    def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome: ...
+
+    def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome: ...
+
+
+def sequential(problem: Problem, model: str) -> Sequential:
+    """The problem, for a model that filters; an error where it has no sequences."""
+    if isinstance(problem, PosteriorMean):
+        raise KbrError(
+            f"model={model} is a filter; data={problem.name} has no dynamics. Use model=iw, "
+            "iw_paper, original or iw_true_ratio, or another data."
+        )
+    return problem
+
+
+def trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:
+    """The run folder itself, or a folder for each seed where there are several."""
+    return folder if len(seeds) == 1 else folder / f"seed_{seed}"
