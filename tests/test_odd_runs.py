@@ -12,11 +12,12 @@ import pytest
 import yaml
 from run_folders import write_run
 
-from kbr.app import report, runs
 from kbr.app.evaluate.compare import compare_runs
 from kbr.app.evaluate.report import rebuild_report
+from kbr.app.report import page as report
 from kbr.app.report.sections import sections_of
 from kbr.app.report.svg import inline_svg
+from kbr.app.runs import finished as runs
 from kbr.app.runs.files import DamagedFile, read_yaml
 from kbr.app.runs.finished import collect
 from kbr.app.text.plain import LONGEST, one_line

@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from kbr.app import animation, posterior_figures
-from kbr.app import run_figures as run_figures_module
+from kbr.app.figures import animation
+from kbr.app.figures import beliefs as posterior_figures
+from kbr.app.figures import run as run_figures_module
 from kbr.app.figures.animation import animate
 from kbr.app.figures.beliefs import are_alike, coverage, density, ellipse_axes, telling_steps
 from kbr.app.figures.frames import contact_sheet, encoder_figure

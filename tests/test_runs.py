@@ -17,7 +17,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from kbr.app import cli, folder_claim, job
+from kbr.app import cli
+from kbr.app.run import claim as folder_claim
+from kbr.app.run import train as job
 from kbr.app.run.claim import claim
 from kbr.app.run.folder import write_json
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
