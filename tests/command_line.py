@@ -35,8 +35,8 @@ def call(*arguments: str, script: str = "train.py", folder: Path = ROOT) -> Done
             command()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    while folder_claim._held:  # a process keeps its folders until it ends
-        folder_claim._held.pop().release()
+    while claim._held:  # a process keeps its folders until it ends
+        claim._held.pop().release()
     return Done(code, out.getvalue(), err.getvalue())
 
 

@@ -1,7 +1,7 @@
 """How every picture looks: one colour, marker and dash for each model, everywhere."""
 
-import io
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from kbr.app.run.folder import write_bytes
+from kbr.core.io.checkpoint import write_atomically
 
 # Okabe and Ito's palette: distinct to colour-blind readers; markers and dashes survive greyscale.
 STYLES: dict[str, dict[str, Any]] = {
@@ -48,10 +48,9 @@ def save(figure: Any, path: Path, kinds: Sequence[str]) -> list[Path]:
     """The figure at `path` in every one of `kinds`; it is closed."""
     written = []
     for kind in kinds:
+        metadata = {"Date": None} if kind == "svg" else None
         target = path.with_suffix(f".{kind}")
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
-        write_bytes(target, buffer.getvalue())
+        write_atomically(target, partial(figure.savefig, format=kind, metadata=metadata))
         written.append(target)
     plt.close(figure)
     return written

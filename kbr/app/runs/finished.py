@@ -26,6 +26,7 @@ from kbr.app.runs.files import (
     read_table,
     read_yaml,
 )
+from kbr.app.runs.notes import Notes
 from kbr.app.text.plain import one_line, visible
 
 NEEDED = ("data", "model", "seed", "mse")
@@ -61,6 +62,12 @@ class Run:
     @property
     def is_quick(self) -> bool:
         return bool(self.config.get("quick"))
+
+    @property
+    def notes(self) -> Notes | None:
+        """None where it recorded none."""
+        sentences, edges = (self.manifest.get(name) for name in ("notes", "edges"))
+        return None if sentences is None else Notes.of_run(sentences, edges)
 
     @property
     def identity(self) -> tuple[Any, ...] | None:
