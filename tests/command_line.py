@@ -25,7 +25,7 @@ class Done:
 def call(*arguments: str, script: str = "train.py", folder: Path = ROOT) -> Done:
     """`python train.py ...` or `python evaluate.py ...`, from the project's folder or another."""
     from kbr.app import cli
-    from kbr.app.run import claim as folder_claim
+    from kbr.app.run import claim
 
     command = {"train.py": cli.train, "evaluate.py": cli.evaluate}[script]
     out, err = io.StringIO(), io.StringIO()

@@ -1,6 +1,10 @@
 """Shapes in signatures are checked while the tests run; threads are fixed before torch starts."""
 
 import os
+import signal
+
+# A shell that starts the tests in the background has them ignore Ctrl-C; some are about Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Spinning threads on a shared machine cost minutes; `make test-cpus` asks for two.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

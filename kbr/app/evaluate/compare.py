@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
 from omegaconf import OmegaConf
 
 from kbr.app.evaluate.run import Evaluated, apply_model
-from kbr.app.figures.style import STYLE, save
+from kbr.app.figures.style import picture
 from kbr.app.figures.sweep import error_panel, folded, paired_panel
 from kbr.app.recordings.task import OwnData
 from kbr.app.report.comparison import Comparison
@@ -55,13 +54,13 @@ def compare_runs(
     target = out or folders[0]
     try:
         write_rows(target / "comparison.csv", table)
-        pictures = _figure(target / "comparison", comparison, seeds)
+        _figure(target / "comparison", comparison, seeds)
     except OSError as error:
         raise KbrError(f"cannot write into {target} ({error.strerror}). Set out=...") from None
     print(_text(comparison, seeds))
     if any(len(one.seeds) > len(seeds) for one in done):
         print(f"  the {len(seeds)} seed(s) that all runs have are compared")
-    print(f"\n  written:  {target / 'comparison.csv'}, {', '.join(p.name for p in pictures)}")
+    print(f"\n  written:  {target / 'comparison.csv'}, comparison.png, comparison.svg")
     return table
 
 
@@ -174,16 +173,12 @@ def _p(value: float | None) -> str:
     return "-" if value is None else f"{value:.2g}"
 
 
-def _figure(path: Path, comparison: Comparison, seeds: Sequence[int]) -> list[Path]:
+def _figure(path: Path, comparison: Comparison, seeds: Sequence[int]) -> None:
     """All models on one axis, and each against the first, seed by seed."""
-    others = comparison.models[1:]
-    with plt.style.context(STYLE):
-        size = (4.2 + 2.9 * len(others), 2.9)
-        figure, (first, *axes) = plt.subplots(
-            1, 1 + len(others), figsize=size, layout="constrained"
-        )
-        error_panel(first, comparison)
-        for axis, name in zip(axes, others, strict=True):
+    count = len(comparison.models)
+    layout: dict[str, Any] = {"figsize": (1.3 + 2.9 * count, 2.9), "layout": "constrained"}
+    with picture(path, 1, count, kinds=("png", "svg"), **layout) as (figure, axes):
+        error_panel(axes[0, 0], comparison)
+        for axis, name in zip(axes[0, 1:], comparison.models[1:], strict=True):
             paired_panel(axis, comparison, name)
         figure.suptitle(f"{folded(comparison.data)}, seeds {_span(seeds)}")
-        return save(figure, path, ("png", "svg"))

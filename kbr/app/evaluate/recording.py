@@ -12,8 +12,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from kbr.app.figures.recording import recording_figures
-from kbr.app.figures.run import run_figures
+from kbr.app.figures.run import recording_figures, run_figures
 from kbr.app.models.kernel import Outcome
 from kbr.app.recordings.new import notes_of, read_new
 from kbr.app.recordings.recording import Recording

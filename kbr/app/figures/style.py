@@ -1,6 +1,7 @@
 """How every picture looks: one colour, marker and dash for each model, everywhere."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,39 @@ def styles_of(models: Sequence[str]) -> dict[str, dict[str, Any]]:
     unknown = [name for name in models if name not in STYLES]
     turns = {name: OTHERS[i % len(OTHERS)] for i, name in enumerate(unknown)}
     return {name: STYLES.get(name) or turns[name] for name in models}
+
+
+@contextmanager
+def picture(
+    path: Path,
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    kinds: Sequence[str] = ("png",),
+    rect: tuple[float, float, float, float] = (0, 0, 1, 1),
+    **settings: Any,
+) -> Iterator[tuple[Any, Any]]:
+    """A figure and its axes [rows, columns], saved at `path` once they are drawn.
+
+    `rect` is the part of the figure that the axes fill; `settings` are those of plt.subplots.
+    """
+    with plt.style.context(STYLE):
+        figure, axes = plt.subplots(rows, columns, squeeze=False, **settings)
+        yield figure, axes
+        if figure.get_layout_engine() is None:
+            figure.align_ylabels()
+            figure.tight_layout(rect=rect)
+        save(figure, path, kinds)
+
+
+def handles_of(axes: Any) -> tuple[list[Any], list[str]]:
+    """For one legend of several axes: what is drawn under each label, once."""
+    named = {
+        label: handle
+        for axis in axes.flat
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    return list(named.values()), list(named)
 
 
 def save(figure: Any, path: Path, kinds: Sequence[str]) -> list[Path]:

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 
-from kbr.app.figures.style import STYLE, save, styles_of
+from kbr.app.figures.style import handles_of, picture, styles_of
 from kbr.app.report.comparison import QUICK, Comparison
 from kbr.app.report.summary import standard_error
 from kbr.app.text.plain import no_math
@@ -17,29 +16,20 @@ ERROR = "MSE (sum over latent coordinates)"
 NAME = 100  # letters of a name in a picture
 
 
-def sweep_figure(path: Path, comparisons: Sequence[Comparison]) -> list[Path]:
+def sweep_figure(path: Path, comparisons: Sequence[Comparison]) -> None:
     """Mean error against x for each model, one panel a data set; bands: two standard errors."""
-    with plt.style.context(STYLE):
-        figure, axes = plt.subplots(
-            1, len(comparisons), figsize=(3.9 * len(comparisons) + 1.5, 3.4), squeeze=False
-        )
+    size, kinds = (3.9 * len(comparisons) + 1.5, 3.4), ("png", "svg")
+    with picture(path, 1, len(comparisons), kinds=kinds, figsize=size) as (figure, axes):
         for axis, comparison in zip(axes[0], comparisons, strict=True):
             error_panel(axis, comparison)
             axis.set_title(folded(comparison.data))
         if comparisons[0].x is not None:
-            axes[0][0].set_ylabel(ERROR)
-        named = {
-            label: handle
-            for axis in axes[0]
-            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-        if named:
-            place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
-            axes[0][-1].legend(named.values(), named.keys(), **place)
+            axes[0, 0].set_ylabel(ERROR)
+        handles, names = handles_of(axes)
+        if names:
+            axes[0, -1].legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5))
         if any(comparison.is_quick for comparison in comparisons):
             figure.suptitle(QUICK, fontsize="small")
-        figure.tight_layout()
-        return save(figure, path, ("png", "svg"))
 
 
 def error_panel(axis: Any, comparison: Comparison) -> None:

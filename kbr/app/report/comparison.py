@@ -16,7 +16,7 @@ from kbr.app.text.plain import one_line
 Row = dict[str, str]
 Trial = tuple[Row, Run]
 QUICK = "quick: fewer trials than the full experiment"
-OWN = "npz"  # the data option of one's own recordings
+OWN = ("npz", "recording")  # data options of recordings of one's own
 COLUMNS = {"data.n_train": "n_train", "data.dim": "dim"}  # keys that results.csv has by itself
 LABELS = {"n_train": "training steps n", "dim": "dimension of x and z"}
 # Overrides that do not make a run another experiment.
@@ -121,7 +121,7 @@ def _trials(runs: Sequence[Run], keys: Sequence[str]) -> list[Trial]:
 
 def _recording(run: Run) -> str:
     """The file of a recording of one's own; files of other data hold what is always the same."""
-    return _plain(run.value("data.path")) if run.value("data") == OWN else ""
+    return _plain(run.value("data.path")) if run.value("data") in OWN else ""
 
 
 def _comparisons(data: str, title: str, runs: list[Run], problems: list[str]) -> list[Comparison]:

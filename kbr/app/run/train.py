@@ -18,7 +18,6 @@ from omegaconf import DictConfig
 from kbr.app.cli import stop
 from kbr.app.config.check import check_config
 from kbr.app.figures.run import run_figures
-from kbr.app.figures.uncertainty import trial_coverage, uncertainty_metrics
 from kbr.app.models.kernel import Outcome
 from kbr.app.models.trained import tried
 from kbr.app.recordings.task import OwnData
@@ -35,6 +34,7 @@ from kbr.app.run.folder import (
     write_json,
     write_rows,
 )
+from kbr.app.run.metrics import trial_coverage, uncertainty_metrics
 from kbr.app.run.monitoring import log_outcome
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
 from kbr.app.run.trainer import launch_of, trainer_settings
