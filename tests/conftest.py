@@ -3,9 +3,6 @@
 import os
 import signal
 
-# A shell that starts the tests in the background has them ignore Ctrl-C; some are about Ctrl-C.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 # Spinning threads on a shared machine cost minutes; `make test-cpus` asks for two.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -13,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from jaxtyping import install_import_hook
+
+# A shell that starts the tests in the background has them ignore Ctrl-C; some are about Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 install_import_hook("kbr.core", "beartype.beartype")
 

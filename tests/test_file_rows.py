@@ -15,8 +15,7 @@ from kbr.core.errors import KbrError
 from kbr.core.io import file_rows
 from kbr.core.io.file_rows import FileRows
 from kbr.core.objectives import add_up, feature_sums, loss_from_sums
-from kbr.training import MLP, LearnedFilter, SoftArgmaxCNN, workers
-from kbr.training.modules import features as feature_module
+from kbr.training import MLP, LearnedFilter, SoftArgmaxCNN, feature_module, workers
 from kbr.training.data import training_rows
 from kbr.training.modules.base import input_scaling
 from kbr.training.workers import loss_in_parts

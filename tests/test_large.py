@@ -5,14 +5,13 @@ import torch
 
 from kbr import ImportanceWeightedRule, KernelBayesFilter, KuLSIF, OriginalRule
 from kbr.app.models.announce import announce
-from kbr.core import tables
+from kbr.core import memory, tables
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.errors import KbrError
 from kbr.core.features import Identity, PivotedCholesky
 from kbr.core.filters.kernel import large
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.transition import transition_pairs
-from kbr.core.io import memory
 
 LENGTHS = (170, 90, 140)
 

@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from kbr.app.evaluate.run import Evaluated, apply_model
 from kbr.app.figures.style import picture
 from kbr.app.figures.sweep import error_panel, folded, paired_panel
-from kbr.app.recordings.task import OwnData
 from kbr.app.report.comparison import Comparison
 from kbr.app.report.summary import ModelSummary, legend, stars
 from kbr.app.run.folder import write_rows
@@ -101,7 +100,7 @@ def _check_same(
             f"{first} and {second} were run on different data: {listed}. Compare runs whose data "
             "settings agree, or make a report of both: report=[a,b]."
         )
-    if isinstance(a.problem, OwnData):
+    if a.problem.is_recorded:
         return
     ours_true, theirs_true = (
         one.outcome.truth.double()[[one.seeds.index(seed) for seed in seeds]] for one in (a, b)

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from kbr.core.units.units import Units
 from kbr.loading import load_filter
 
 STANDARDISED = "test/mse_standardised"
+ANSWERS = ("mean", "cov", "raw_cov", "evidence", "truth")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +115,7 @@ def _at(outcome: Outcome, rows: Tensor) -> Outcome:
     """The outcome at some of the rows."""
     if not bool(rows.any()):
         raise KbrError("no row of the recording has a known z. Take the columns of z out of it.")
-    names = ("mean", "cov", "raw_cov", "truth", "evidence")
-    parts = {name: getattr(outcome, name)[:, rows] for name in names}
+    parts = {name: getattr(outcome, name)[:, rows] for name in ANSWERS}
     return Outcome(**parts, labels=outcome.labels)
 
 
@@ -144,16 +144,21 @@ def _target(folder: Path, path: Path, recording: Recording) -> Path:
 
 
 def _save(path: Path, recording: Recording, outcome: Outcome, back: Tensor) -> None:
-    """posterior.npz: a row for each row of the file, of every trial."""
-    names = ("mean", "cov", "raw_cov", "evidence", "truth")
-    content = {name: getattr(outcome, name).numpy() for name in names}
-    if not recording.has_truth:
-        del content["truth"]
-    content["row"] = np.arange(len(recording))
-    content["labels"] = np.array(outcome.labels)
-    for name, values in (("sequence", recording.ids), ("time", recording.stamps)):
-        if values is not None:
-            content[name] = values[back.numpy()]
+    """With a row for each row of the file."""
+    borders = {"sequence": recording.ids, "time": recording.stamps}
+    there = {name: value[back.numpy()] for name, value in borders.items() if value is not None}
+    answers = ANSWERS if recording.has_truth else ANSWERS[:-1]
+    save_posterior(path, outcome, answers, row=np.arange(len(recording)), **there)
+
+
+def save_posterior(
+    path: Path, outcome: Outcome, answers: Sequence[str] = ANSWERS, **more: Any
+) -> None:
+    """posterior.npz: the answers of every trial, and `more` arrays beside them."""
+    arrays = {name: getattr(outcome, name) for name in answers}
+    content = {name: value.numpy() for name, value in arrays.items() if value is not None}
+    if outcome.labels is not None:
+        content["labels"] = np.array(outcome.labels)
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **content)
+    np.savez_compressed(buffer, **content, **more)
     write_bytes(path, buffer.getvalue())

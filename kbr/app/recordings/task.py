@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, compress, islice
-from typing import Any, ClassVar, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from kbr.app.recordings.checks import reading_notes
 from kbr.app.recordings.read import Source
 from kbr.app.recordings.recording import Recording, listed
 from kbr.app.recordings.split import Split, Splitting
+from kbr.app.run.folder import DATA, read_json
 from kbr.core.errors import KbrError
 from kbr.core.filters.classical.state_space import StateSpaceModel
 from kbr.core.filters.result import FilterResult, joined, mean_squared_error
@@ -23,6 +25,7 @@ from kbr.core.io.file_rows import FileRows
 from kbr.core.io.memory import check_memory
 from kbr.core.units.scaling import TURNS, Scaling, full_turn
 from kbr.core.units.units import Units
+from kbr.loading import knows_units
 
 CONSTANT = (
     "x is constant over the training rows: it says nothing about z. Choose other columns (data.x), "
@@ -62,6 +65,7 @@ class OwnData:
     units: Mapping[str, str] | None = None
 
     val_name: ClassVar[str] = "val_mse_standardised"
+    is_recorded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.angle_unit not in TURNS:
@@ -244,28 +248,40 @@ class OwnData:
             "scale_z": _plain(self.filter_units.z.record()),
         }
 
-    def check_same(self, record: Mapping[str, Any]) -> None:
-        """An error where the file is not the one that a run was trained on."""
-        if "content" not in record:
-            raise KbrError("the run's data.json does not say which data it had. Repeat the run.")
+    def check_unchanged(self, folder: Path) -> None:
+        """An error where the file is not the one that the run in `folder` was trained on."""
+        path = self.source.path
+        if not knows_units(folder):
+            raise KbrError(
+                f"{folder} was written before filters kept their units. Its filter can be used: "
+                f"run={folder} data.path={path}, kbr-filter or kbr.load_filter; for its test "
+                "rows, train again."
+            )
+        record = read_json(folder / DATA)
+        if record is None or "content" not in record:
+            raise KbrError(
+                f"{folder / DATA} is missing or damaged: it does not say which data the run had. "
+                "Repeat the run."
+            )
         if record["content"] == self.recording.digest():
             return
-        now = {
-            "rows": len(self.recording),
-            "x": list(self.recording.x_names),
-            "z": list(self.recording.z_names),
-        }
+        now = self.record()
         differ = [
-            f"{key} {record[key]} then, {value} now"
-            for key, value in now.items()
-            if key in record and record[key] != value
+            f"{key} {record[key]} then, {now[key]} now"
+            for key in ("rows", "x", "z")
+            if key in record and record[key] != now[key]
         ]
-        path = self.source.path
         raise KbrError(
             f"the data at {path} have changed since this run was trained "
             f"({'; '.join(differ) or 'other values in as many rows'}), so its numbers cannot come "
             f"out the same. Put the old file back, or take this one as a new recording: "
             f"data.path={path}"
+        )
+
+    def with_fresh_tests(self, shift: int) -> NoReturn:
+        raise KbrError(
+            f"data.seed asks for fresh test sequences; data={self.name} is a recording, whose "
+            "test rows are all there are. Leave out data.seed; a new recording is data.path."
         )
 
     def _pieces(self, lead: tuple[int, ...]) -> OwnTrials:

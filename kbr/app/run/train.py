@@ -39,7 +39,8 @@ from kbr.app.run.monitoring import log_outcome
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
 from kbr.app.run.trainer import launch_of, trainer_settings
 from kbr.app.run.trusted import build, names_of, part
-from kbr.app.sweep.progress import SweepProgress, searches
+from kbr.app.sweep.grid import searches
+from kbr.app.sweep.progress import SweepProgress
 from kbr.app.tasks.task import Problem
 from kbr.app.text.commands import command, setting, shown
 from kbr.app.text.numbers import in_digits, with_error
