@@ -19,7 +19,13 @@ from kbr.app.figures.run import run_figures
 from kbr.app.figures.style import save
 from kbr.app.figures.view import BELIEFS, View, as_pictures, first_weights, spread_out, view_of
 from kbr.app.models.kernel import Outcome
-from kbr.app.tasks.heading import ANGLES, degrees, density_of_moments, density_of_weights, in_words
+from kbr.app.tasks.heading import (
+    ANGLES,
+    degrees,
+    degrees_text,
+    density_of_moments,
+    density_of_weights,
+)
 from kbr.core.datasets.dsprites import DSprites
 from kbr.core.datasets.dynamics import Oscillatory
 from kbr.core.filters.kernel.filter import KernelBayesFilter
@@ -312,7 +318,7 @@ def test_headings_wrap_at_a_full_turn():
     angle = torch.tensor([0.0, 90.0, 359.7, 181.0]).double().deg2rad()
     z = torch.stack([angle.cos(), angle.sin()], -1)
     torch.testing.assert_close(degrees(z), angle.rad2deg(), atol=1e-9, rtol=0)
-    assert [in_words(row) for row in z] == ["0°", "90°", "0°", "181°"]
+    assert [degrees_text(row) for row in z] == ["0°", "90°", "0°", "181°"]
 
 
 @pytest.mark.parametrize(

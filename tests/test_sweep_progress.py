@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 import kbr.app.cli  # noqa: F401  (registers the resolvers)
 from kbr.app.sweep.grid import grid_of
 from kbr.app.sweep.progress import Cells, Part, SweepProgress, cells_done, seconds_left
-from kbr.app.text.numbers import in_digits, in_words
+from kbr.app.text.numbers import duration, in_digits
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -84,7 +84,7 @@ def test_long_trials_are_said_with_the_time_left(tmp_path, capsys):
     ("seconds", "words"), [(0.42, "0.4 s"), (40, "40 s"), (720, "12 min"), (12600, "3.5 h")]
 )
 def test_times_in_words(seconds, words):
-    assert in_words(seconds) == words
+    assert duration(seconds) == words
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from kbr.app.figures.style import STYLE, picture
 from kbr.app.figures.view import View, as_pictures, spread_out
-from kbr.app.tasks.heading import in_words
+from kbr.app.tasks.heading import degrees_text
 
 FRAMES = 10
 COLUMNS = 8  # of a contact sheet
@@ -48,7 +48,7 @@ def observations(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
 def _caption(t: int, mean: Tensor, truth: Tensor, view: View) -> str:
     if not view.circular:
         return f"step {t + 1}"
-    return f"step {t + 1}: {in_words(truth[t])}, est. {in_words(mean[t])}"
+    return f"step {t + 1}: {degrees_text(truth[t])}, est. {degrees_text(mean[t])}"
 
 
 def contact_sheet(images: Tensor, titles: list[str]) -> Any:

@@ -11,7 +11,7 @@ from kbr.app.figures.style import picture, save
 from kbr.app.figures.uncertainty import uncertainty_figures
 from kbr.app.figures.view import View, coordinate_names, spread_out
 from kbr.app.models.kernel import Outcome
-from kbr.app.tasks.heading import in_words
+from kbr.app.tasks.heading import degrees_text
 
 STEPS = 100  # of a test sequence that are drawn
 ROWS = 300  # of a recording whose truth nobody knows
@@ -85,7 +85,7 @@ def _observed(folder: Path, outcome: Outcome, view: View) -> list[Path]:
         return written
     written.append(observations(folder / "observations.png", mean, truth, view))
     steps = spread_out(SHEET, len(view.x_train))
-    titles = [in_words(view.z_train[t]) if view.circular else f"step {t + 1}" for t in steps]
+    titles = [degrees_text(view.z_train[t]) if view.circular else f"step {t + 1}" for t in steps]
     sheet = contact_sheet(view.x_train[steps], titles)
     written += save(sheet, folder / "contact_sheet", ("png",))
     if view.gaze is not None:

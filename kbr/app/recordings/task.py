@@ -93,6 +93,10 @@ class OwnData:
         return self.splitting(self.recording)
 
     @property
+    def has_own_vectors(self) -> bool:
+        return not self.recording.has_images
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What was cut, left out or not used."""
         return reading_notes(self.recording, self.parts)

@@ -8,7 +8,7 @@ import yaml
 
 from kbr.app.runs.facts import location
 from kbr.app.runs.finished import Collection, Run
-from kbr.app.text.numbers import in_words
+from kbr.app.text.numbers import duration
 from kbr.app.text.plain import one_line, visible
 
 FACTS = {
@@ -50,7 +50,7 @@ def _facts(folder: Path, runs: Sequence[Run]) -> FolderFacts:
     finished = sorted(run.manifest["finished"] for run in runs if "finished" in run.manifest)
     if finished:
         facts["finished"] = " to ".join(dict.fromkeys((finished[0], finished[-1])))
-    facts["time"] = f"{in_words(seconds)} in all runs together"
+    facts["time"] = f"{duration(seconds)} in all runs together"
     config = visible(yaml.safe_dump(runs[0].config, sort_keys=False, allow_unicode=True))
     return FolderFacts(location(folder), facts, one_line(runs[0].folder.name), config)
 

@@ -25,7 +25,7 @@ from kbr.app.sweep.grid import grid_of
 from kbr.app.sweep.orphans import end_with
 from kbr.app.sweep.progress import Cells, SweepProgress
 from kbr.app.text.commands import command, setting
-from kbr.app.text.numbers import in_digits, in_words, with_error
+from kbr.app.text.numbers import duration, in_digits, with_error
 from kbr.core.errors import KbrError
 
 
@@ -117,7 +117,7 @@ def _result(folder: Path, seconds: float) -> str:
     error = in_digits(metrics["test/mse"])
     if metrics["test/trials"] > 1:
         error = with_error(metrics["test/mse"], metrics["test/mse_stderr"])
-    return f"{error:<15} {in_words(seconds):>7}"
+    return f"{error:<15} {duration(seconds):>7}"
 
 
 def _first_line(text: str) -> str:

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Self
 
-from kbr.app.text.numbers import in_words
+from kbr.app.text.numbers import duration
 
 FILE = ".progress"  # in the sweep's folder: a line for the cells, then one for each part done
 LENGTH = "data.n_train"  # a cell's time grows with it
@@ -126,7 +126,7 @@ class SweepProgress:
         now = time.time()
         part = Part(cell=self.cell, share=1 / trials, start=started, end=now, skipped=skipped)
         text = f"trial {number} of {trials}"
-        self._add(part, f"{text:<15} {in_words(now - started):>7}", now - started >= LONG_TRIAL)
+        self._add(part, f"{text:<15} {duration(now - started):>7}", now - started >= LONG_TRIAL)
 
     def cell_ended(self, started: float, result: str, *, skipped: bool) -> None:
         rest = 1 - share_done(self.read()[1], self.cell)
@@ -139,6 +139,6 @@ class SweepProgress:
         of = "" if cells.costs is None else f"/{len(cells.costs)}"
         place = f"[{cells_done(parts):>{max(1, len(of) - 1)}}{of}]"
         left = None if part.skipped else seconds_left(parts, cells.costs)
-        ahead = f"  ~{in_words(left)} left" if left else ""
+        ahead = f"  ~{duration(left)} left" if left else ""
         if is_said:
             print(f"{place} {self.cell:<33} {result}{ahead}", flush=True)

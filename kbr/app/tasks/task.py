@@ -41,6 +41,7 @@ class Filtering:
     val_name: ClassVar[str] = "val_mse"
     notes: ClassVar[tuple[str, ...]] = ()  # what a run must say about its data
     is_recorded: ClassVar[bool] = False
+    has_own_vectors: ClassVar[bool] = False  # which an MLP takes; tasks have an encoder that suits
 
     def data(self, seed: int) -> FilteringData:
         """One data set."""
