@@ -11,7 +11,7 @@ from kbr.app.evaluate.run import Evaluated, apply_model
 from kbr.app.figures.style import picture
 from kbr.app.figures.sweep import error_panel, folded, paired_panel
 from kbr.app.report.comparison import Comparison
-from kbr.app.report.summary import ModelSummary, legend, stars
+from kbr.app.report.summary import ModelSummary, legend
 from kbr.app.run.folder import write_rows
 from kbr.app.runs.files import DamagedFile, read_yaml
 from kbr.app.runs.finished import CONFIG
@@ -160,7 +160,7 @@ def _text(comparison: Comparison, seeds: Sequence[int]) -> str:
         if one.test is not None and one.test.difference is not None:
             line += f"{_signed(one.test.difference, mean):>12}"
             line += f"{_p(one.test.p):>9}{_p(one.p_holm):>9}"
-        lines.append(line + stars(one.p_holm))
+        lines.append(line + one.stars)
     return "\n".join([*lines, *legend(comparison.summary, comparison.reference)])
 
 

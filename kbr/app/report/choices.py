@@ -7,22 +7,52 @@ from dataclasses import dataclass
 import numpy as np
 
 from kbr.app.report.comparison import COLUMNS, Comparison, Row, varied_keys
-from kbr.app.report.tables import Cell, Table
 from kbr.app.runs.facts import is_in_range
 from kbr.app.runs.notes import Notes
 
 MEASURED = {"mse", "val_mse", "coverage_90", "coverage_90_raw", "seconds"}
 NOT_CHOSEN = {"data", "model", "seed", *MEASURED, *COLUMNS.values()}
-EDGES = "on a grid edge"
 
 
 @dataclass(frozen=True)
-class Choices:
-    """A row for each model and x; how many of them recorded their edges, and how many had one."""
+class Range:
+    """The values of one hyper-parameter over trials; `middle` is to sort by."""
 
-    table: Table
-    recorded: int
-    on_edge: int
+    text: str = ""
+    middle: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What one model chose at one x; `notes` is None where it recorded none."""
+
+    model: str
+    at: str
+    notes: Notes | None
+    trials: int
+    values: list[Range]
+
+    @property
+    def edges(self) -> str:
+        return "not recorded" if self.notes is None else edge_counts(self.notes, self.trials)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """All models that choose something, and what."""
+
+    data: str
+    x: str | None
+    names: list[str]
+    rows: list[Choice]
+
+    @property
+    def recorded(self) -> int:
+        return sum(row.notes is not None for row in self.rows)
+
+    @property
+    def on_edge(self) -> int:
+        return sum(bool(row.notes and row.notes.edges) for row in self.rows)
 
 
 def choices_of(comparison: Comparison) -> Choices | None:
@@ -31,26 +61,20 @@ def choices_of(comparison: Comparison) -> Choices | None:
     by_place: dict[tuple[str, str], list[Row]] = {}
     for row in comparison.rows:
         by_place.setdefault((row["model"], comparison.at(row)), []).append(row)
-    rows, recorded, on_edge = [], 0, 0
-    for (model, at), trials in by_place.items():
-        values = [_range(trials, name) for name in names]
-        if not any(cell.text for cell in values):
-            continue
-        notes = comparison.notes.get((model, at))
-        edges = "not recorded" if notes is None else edge_counts(notes, len(trials))
-        recorded += notes is not None
-        on_edge += bool(notes and notes.edges)
-        place = [Cell(at, float(at))] if comparison.x else []
-        rows.append([Cell(model), *place, Cell(edges), *values])
+    rows = [
+        Choice(
+            model=model,
+            at=at,
+            notes=comparison.notes.get((model, at)),
+            trials=len(trials),
+            values=[_range(trials, name) for name in names],
+        )
+        for (model, at), trials in by_place.items()
+    ]
+    rows = [row for row in rows if any(value.text for value in row.values)]
     if not names:
         return None
-    table = Table(
-        label=f"Hyper-parameters on {comparison.data}",
-        columns=["model", *([comparison.x] if comparison.x else []), EDGES, *names],
-        rows=rows,
-        words=("model", EDGES),
-    )
-    return Choices(table, recorded, on_edge)
+    return Choices(data=comparison.data, x=comparison.x, names=names, rows=rows)
 
 
 def edge_counts(notes: Notes, trials: int) -> str:
@@ -69,14 +93,14 @@ def _columns(comparison: Comparison) -> list[str]:
     return [n for n in names if not (n in others or "." in n or n.startswith("rmse "))]
 
 
-def _range(rows: Sequence[Row], name: str) -> Cell:
+def _range(rows: Sequence[Row], name: str) -> Range:
     try:
         values = [float(row[name]) for row in rows if row.get(name)]
     except ValueError:  # a word, not a number
-        return Cell(", ".join(dict.fromkeys(row[name] for row in rows if row.get(name))))
+        return Range(", ".join(dict.fromkeys(row[name] for row in rows if row.get(name))))
     values = [value for value in values if is_in_range(value)]
     if not values:
-        return Cell("")
+        return Range()
     middle, low, high = float(np.median(values)), min(values), max(values)
     text = f"{middle:.3g}" if low == high else f"{middle:.3g} ({low:.3g} to {high:.3g})"
-    return Cell(text, middle)
+    return Range(text, middle)

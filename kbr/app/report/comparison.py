@@ -54,6 +54,18 @@ class Comparison:
         """A row for each x and model, with its test."""
         return summarize(self.rows, self.x, self.reference)
 
+    @property
+    def places(self) -> list[float]:
+        """The values of x."""
+        return sorted({one.at for one in self.summary if one.at is not None})
+
+    def cell(self, model: str, at: float) -> ModelSummary | None:
+        found = (one for one in self.summary if (one.model, one.at) == (model, at))
+        return next(found, None)
+
+    def lowest(self, at: float) -> float:
+        return min(one.mean for one in self.summary if one.at == at)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:

@@ -16,7 +16,6 @@ from kbr.app.report.choices import Choices, choices_of
 from kbr.app.report.comparison import QUICK, Comparison, Report
 from kbr.app.report.settings import facts_by_folder
 from kbr.app.report.svg import inline_svg
-from kbr.app.report.tables import Table, all_numbers, mean_errors
 from kbr.app.run.folder import csv_text, write_bytes
 from kbr.app.text.plain import one_line
 
@@ -27,8 +26,6 @@ class Part:
 
     comparison: Comparison
     picture: Markup
-    means: Table | None  # where there is an x axis
-    numbers: Table
     pairs: list[Markup]
     choices: Choices | None
 
@@ -72,8 +69,6 @@ def part_of(comparison: Comparison) -> Part:
     return Part(
         comparison=comparison,
         picture=_picture(comparison),
-        means=None if comparison.x is None else mean_errors(comparison),
-        numbers=all_numbers(comparison),
         pairs=[] if comparison.reference is None else _pairs(comparison),
         choices=choices_of(comparison),
     )

@@ -83,6 +83,10 @@ class ModelSummary:
     test: PairedTest | None = None
     p_holm: float | None = None  # corrected over all comparisons of the data set
 
+    @property
+    def stars(self) -> str:
+        return stars(self.p_holm)
+
     def row(self) -> dict[str, Any]:
         """As a row of summary.csv."""
         test = self.test
@@ -196,4 +200,4 @@ def _blocks(table: Sequence[ModelSummary]) -> list[str]:
 
 
 def _cell(one: ModelSummary) -> str:
-    return in_digits(one.mean) + stars(one.p_holm)
+    return in_digits(one.mean) + one.stars
