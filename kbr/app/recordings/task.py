@@ -198,12 +198,11 @@ class OwnData:
             along = chain.from_iterable(weights_along(filt, piece) for piece in frames)
             weights = torch.stack(list(islice(compress(along, self._known.tolist()), BELIEFS)))
         train, test = self.parts.train_rows, self.parts.test_rows[self._known.numpy()]
-        rows: Any = self.recording.x if self.recording.file is None else self.recording.file
-        few = len(test) if self.recording.file is None else SHOWN
+        x_test = self._observed(test if self.recording.file is None else test[:SHOWN])
         return View(
-            x_train=_recorded(rows, train),
+            x_train=self._observed(train),
             z_train=torch.from_numpy(self.recording.z[train]),
-            x_test=_recorded(rows, test[:few], whole=True),
+            x_test=x_test.read() if isinstance(x_test, FileRows) else x_test,
             weights=weights,
             gaze=gaze,
             labels=self.labels,
@@ -321,13 +320,6 @@ def _one_by_one(x: Tensor | FileRows) -> Iterable[Tensor]:
     if isinstance(x, FileRows):
         return (frame for part in x.parts() for frame in part.read())
     return x
-
-
-def _recorded(x: np.ndarray | FileRows, rows: np.ndarray, *, whole: bool = False) -> Any:
-    """Observations in recorded values; of a file, those that are asked for later."""
-    if isinstance(x, FileRows):
-        return x.part(rows).read() if whole else x.part(rows)
-    return torch.from_numpy(x[rows])
 
 
 def _is_constant(frames: FileRows) -> bool:
