@@ -130,14 +130,14 @@ def _check(recording: Recording, order: np.ndarray) -> None:
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
             before, now = recording.time[at : at + 2]
-            row = f"time must grow from row to row of a sequence; row {int(order[at + 1]) + 1} has"
+            what = f"time must grow from row to row of a sequence; row {int(order[at + 1]) + 1} has"
             if before == now:
                 raise KbrError(
-                    f"{row} the time of the row before, {before:.15g}. Take a column with more "
+                    f"{what} the time of the row before, {before:.15g}. Take a column with more "
                     "digits (data.time), drop the row, or name the sequences (data.sequence)."
                 )
             raise KbrError(
-                f"{row} {now:.15g} after {before:.15g}. Sort the rows by time, or name the "
+                f"{what} {now:.15g} after {before:.15g}. Sort the rows by time, or name the "
                 "sequences (data.sequence)."
             )
     for name, missing in (("x", recording.x_missing), ("z", recording.z_missing)):
