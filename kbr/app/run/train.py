@@ -34,11 +34,11 @@ from kbr.app.run.folder import (
     write_json,
     write_rows,
 )
-from kbr.app.run.metrics import trial_coverage, uncertainty_metrics
 from kbr.app.run.monitoring import log_outcome
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
 from kbr.app.run.trainer import launch_of, trainer_settings
 from kbr.app.run.trusted import build, names_of, part
+from kbr.app.runs.metrics import trial_coverage, uncertainty_metrics
 from kbr.app.sweep.grid import searches
 from kbr.app.sweep.progress import SweepProgress
 from kbr.app.tasks.task import Problem
