@@ -9,8 +9,8 @@ import numpy as np
 from kbr.app.figures.style import handles_of, picture
 from kbr.app.recordings.task import OwnData
 
-SHOWN_COLUMNS = 8
-SHOWN_FRAMES = 12
+COLUMNS = 8
+FRAMES = 12
 BINS = 30
 MOST_BORDERS = 50  # that are drawn
 LABEL = 26  # characters in a line of a label
@@ -27,7 +27,7 @@ def inspect_figures(folder: Path, problem: OwnData) -> list[Path]:
     return [folder / f"{name}.png" for name in drawn]
 
 
-def _shown(problem: OwnData) -> tuple[list[tuple[str, np.ndarray]], str]:
+def _labelled_columns(problem: OwnData) -> tuple[list[tuple[str, np.ndarray]], str]:
     """Columns of z and of vector x with their labels, up to a page full; what is left is said."""
     recording = problem.recording
     names = [f"z: {problem.label(name)}" for name in recording.z_names]
@@ -36,13 +36,13 @@ def _shown(problem: OwnData) -> tuple[list[tuple[str, np.ndarray]], str]:
         names += [f"x: {problem.label(name)}" for name in recording.x_names]
         columns += list(recording.x.T)
     labels = [textwrap.fill(name, LABEL) for name in names]
-    rest = f"{SHOWN_COLUMNS} of {len(names)} columns" if len(names) > SHOWN_COLUMNS else ""
-    return list(zip(labels, columns, strict=True))[:SHOWN_COLUMNS], rest
+    rest = f"{COLUMNS} of {len(names)} columns" if len(names) > COLUMNS else ""
+    return list(zip(labels, columns, strict=True))[:COLUMNS], rest
 
 
 def _columns(path: Path, problem: OwnData) -> None:
     """Columns over the rows; test rows in another colour, gaps dotted, missing values below."""
-    (columns, rest), held_out = _shown(problem), problem.parts.held_out
+    (columns, rest), held_out = _labelled_columns(problem), problem.parts.held_out
     borders = np.flatnonzero(problem.recording.starts(problem.splitting.max_gap))[1:]
     rows = np.arange(len(held_out))
     height = 1.2 * len(columns) + 0.8
@@ -70,7 +70,7 @@ def _columns(path: Path, problem: OwnData) -> None:
 
 def _parts(path: Path, problem: OwnData) -> None:
     """Histograms of training and test rows: where they differ, a filter has to extrapolate."""
-    (columns, rest), held_out = _shown(problem), problem.parts.held_out
+    (columns, rest), held_out = _labelled_columns(problem), problem.parts.held_out
     across = min(4, len(columns))
     down = -(-len(columns) // across)
     layout: dict[str, Any] = {
@@ -112,7 +112,7 @@ def _frames(path: Path, problem: OwnData) -> None:
     """Frames spread over the recording, with their states."""
     recording = problem.recording
     there = np.flatnonzero(~recording.x_missing)
-    rows = there[np.linspace(0, len(there) - 1, min(SHOWN_FRAMES, len(there))).astype(int)]
+    rows = there[np.linspace(0, len(there) - 1, min(FRAMES, len(there))).astype(int)]
     drawn = recording.x[rows].astype(np.float64)
     low, high = np.nanmin(drawn), np.nanmax(drawn)
     with picture(path, 2, -(-len(rows) // 2), figsize=(9, 4.6)) as (figure, axes):

@@ -31,7 +31,7 @@ CONSTANT = (
     "x is constant over the training rows: it says nothing about z. Choose other columns (data.x), "
     "or another part (data.split, data.test_share)."
 )
-SHOWN = 500  # test frames that pictures may show, of those that stay in their file
+PICTURED = 500  # test frames that pictures may show, of those that stay in their file
 
 
 class Filter(Protocol):
@@ -198,7 +198,7 @@ class OwnData:
             along = chain.from_iterable(weights_along(filt, piece) for piece in frames)
             weights = torch.stack(list(islice(compress(along, self._known.tolist()), BELIEFS)))
         train, test = self.parts.train_rows, self.parts.test_rows[self._known.numpy()]
-        x_test = self._observed(test if self.recording.file is None else test[:SHOWN])
+        x_test = self._observed(test if self.recording.file is None else test[:PICTURED])
         return View(
             x_train=self._observed(train),
             z_train=torch.from_numpy(self.recording.z[train]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kbr.app.report.comparison import COLUMNS, Comparison, Row, varied_keys
+from kbr.app.report.comparison import COLUMNS, Comparison, ResultRow, varied_keys
 from kbr.app.runs.facts import is_in_range
 from kbr.app.runs.notes import Notes
 
@@ -58,7 +58,7 @@ class Choices:
 def choices_of(comparison: Comparison) -> Choices | None:
     """None where no model chooses anything."""
     names = [name for name in _columns(comparison) if any(r.get(name) for r in comparison.rows)]
-    by_place: dict[tuple[str, str], list[Row]] = {}
+    by_place: dict[tuple[str, str], list[ResultRow]] = {}
     for row in comparison.rows:
         by_place.setdefault((row["model"], comparison.at(row)), []).append(row)
     rows = [
@@ -93,7 +93,7 @@ def _columns(comparison: Comparison) -> list[str]:
     return [n for n in names if not (n in others or "." in n or n.startswith("rmse "))]
 
 
-def _range(rows: Sequence[Row], name: str) -> Range:
+def _range(rows: Sequence[ResultRow], name: str) -> Range:
     try:
         values = [float(row[name]) for row in rows if row.get(name)]
     except ValueError:  # a word, not a number

@@ -13,8 +13,8 @@ from kbr.app.runs.finished import Collection, Run
 from kbr.app.runs.notes import Notes
 from kbr.app.text.plain import one_line
 
-Row = dict[str, str]
-Trial = tuple[Row, Run]
+ResultRow = dict[str, str]
+Trial = tuple[ResultRow, Run]
 QUICK = "quick: fewer trials than the full experiment"
 OWN = ("npz", "recording")  # data options of recordings of one's own
 COLUMNS = {"data.n_train": "n_train", "data.dim": "dim"}  # keys that results.csv has by itself
@@ -33,7 +33,7 @@ class Comparison:
     label: str = ""  # of x
     reference: str | None = None  # the model that the others are tested against
     models: list[str]
-    rows: list[Row]  # a trial each
+    rows: list[ResultRow]  # a trial each
     runs: list[Run] = field(default_factory=list)
     notes: dict[tuple[str, str], Notes] = field(default_factory=dict)  # of a model at an x
 
@@ -41,7 +41,7 @@ class Comparison:
     def is_quick(self) -> bool:
         return any(run.is_quick for run in self.runs)
 
-    def at(self, row: Row) -> str:
+    def at(self, row: ResultRow) -> str:
         return row[self.x] if self.x else ""
 
     def errors(self, model: str) -> dict[tuple[str, int], float]:
@@ -80,7 +80,7 @@ class Report:
         return any(run.is_quick for run in self.collection.runs)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ResultRow]:
         """Every trial, with columns for the keys that are varied."""
         runs = self.collection.runs
         return [row for row, _ in _trials(runs, further_keys(runs))]
@@ -168,7 +168,7 @@ def _comparison(
     kept = _without_duplicates(data, x, trials, problems)
     own_label = figure.get("label") if x and x == figure.get("x") else None
 
-    def place(row: Row) -> tuple[int, float]:
+    def place(row: ResultRow) -> tuple[int, float]:
         return models.index(row["model"]), float(row[x]) if x else 0.0
 
     return Comparison(

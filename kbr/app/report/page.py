@@ -21,7 +21,7 @@ from kbr.app.text.plain import one_line
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class DataSet:
     """What the page shows of one data set; pictures are SVG."""
 
     comparison: Comparison
@@ -43,7 +43,7 @@ def page(report: Report) -> str:
         quick=QUICK if report.is_quick else "",
         report=report,
         downloads=_downloads(report),
-        parts=[part_of(comparison) for comparison in report.comparisons],
+        data_sets=[data_set_of(comparison) for comparison in report.comparisons],
         folders=facts_by_folder(report.collection),
     )
 
@@ -64,9 +64,9 @@ def render(template: str, **values: Any) -> str:
     return _templates().get_template(template).render(values)
 
 
-def part_of(comparison: Comparison) -> Part:
+def data_set_of(comparison: Comparison) -> DataSet:
     """All tables and pictures of one data set."""
-    return Part(
+    return DataSet(
         comparison=comparison,
         picture=_picture(comparison),
         pairs=[] if comparison.reference is None else _pairs(comparison),
