@@ -89,6 +89,13 @@ print(post.mean.isfinite().all().item())
     assert done.stdout.strip() == "True", done.stderr
 
 
+def test_the_style_of_figures_knows_neither_run_folders_nor_hydra():
+    done = run("import sys, kbr.app.figures.style; print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    outside = ("hydra", "omegaconf", "kbr.app.run", "kbr.app.sweep")
+    assert [name for name in done.stdout.split() if is_within(name, outside)] == []
+
+
 def test_every_public_name_exists():
     assert all(hasattr(kbr, name) for name in kbr.__all__)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kbr.app.inspect_data import main
-from kbr.app.recordings.checks import findings
+from kbr.app.recordings.checks import warnings_about
 from kbr.app.recordings.read import Source
 from kbr.app.recordings.split import Splitting
 from kbr.app.recordings.task import OwnData
@@ -28,7 +28,7 @@ def warnings_of(folder: Path, arrays: dict[str, np.ndarray], **keys) -> str:
     circular = keys.pop("circular", ())
     source = Source(path=str(path), **keys)
     made = OwnData(name="npz", source=source, splitting=Splitting(), circular=circular)
-    return "\n".join(findings(made))
+    return "\n".join(warnings_about(made))
 
 
 def test_a_clean_recording_has_no_warnings(tmp_path):

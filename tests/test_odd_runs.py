@@ -15,7 +15,7 @@ from run_folders import write_run
 from kbr.app.evaluate.compare import compare_runs
 from kbr.app.evaluate.report import rebuild_report
 from kbr.app.report import page as report
-from kbr.app.report.sections import sections_of
+from kbr.app.report.comparison import report_of
 from kbr.app.report.svg import inline_svg
 from kbr.app.runs import finished as runs
 from kbr.app.runs.files import DamagedFile, read_yaml
@@ -56,7 +56,7 @@ def edit(path: Path, **values) -> None:
 
 
 def problems_of(folder: Path) -> list[str]:
-    return sections_of(collect([folder]))[1]
+    return report_of(collect([folder])).problems
 
 
 @pytest.fixture
@@ -324,8 +324,7 @@ def test_no_mutation_of_a_file_ends_in_a_traceback(tmp_path, plain_pictures, fil
     path = folder / "iw" / file
     for mutated in mutations(file, path.read_bytes(), dice):
         path.write_bytes(mutated)
-        found = collect([folder])
-        text = report.page(found, *sections_of(found))
+        text = report.page(report_of(collect([folder])))
         text.encode()  # as it is written: no half characters
         assert "original" in text
         assert "<script>x" not in text

@@ -16,7 +16,6 @@ from command_line import call
 from recordings import own, saved, turning
 
 from kbr import KernelBayesFilter
-from kbr.app.evaluate.run import _fresh
 from kbr.app.models.default import default_model
 from kbr.core.errors import KbrError
 
@@ -100,7 +99,7 @@ def test_pictures_of_frames_show_recorded_pixels(tmp_path):
 def test_a_recording_has_no_fresh_test_sequence(tmp_path):
     x, z = turning(60)
     with pytest.raises(KbrError, match=r"recording.*Leave out data\.seed"):
-        _fresh(own(saved(tmp_path, x=x, z=z)), 3)
+        own(saved(tmp_path, x=x, z=z)).with_fresh_tests(3)
 
 
 # The command line

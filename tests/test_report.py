@@ -11,10 +11,13 @@ import pytest
 from run_folders import write_run
 
 from kbr.app.evaluate.report import rebuild_report
-from kbr.app.report.choices import choices_html, edge_counts
-from kbr.app.report.sections import Section, sections_of
+from kbr.app.report.choices import choices_of, edge_counts
+from kbr.app.report.comparison import Comparison, report_of
+from kbr.app.report.page import render
 from kbr.app.runs.finished import collect
+from kbr.app.runs.notes import Notes
 from kbr.core.errors import KbrError
+from kbr.core.filters.kernel.search import Edge
 
 SEEDS = range(8)
 
@@ -32,6 +35,10 @@ def sweep(folder: Path, data: str = "rotation") -> Path:
                 notes=("lam at the upper edge (0.1) in 3 of 8",) if model == "iw" else (),
             )
     return folder
+
+
+def choices_html(comparison: Comparison) -> str:
+    return render("choices.html", choices=choices_of(comparison))
 
 
 def built(*folders: Path) -> str:
@@ -143,7 +150,7 @@ def test_settings_cut_off_anywhere_leave_a_report(tmp_path):
         whole = path.read_text()
         for end in range(len(whole)):
             path.write_text(whole[:end])
-            (section,), _ = sections_of(collect([tmp_path]))
+            (section,) = report_of(collect([tmp_path])).comparisons
             assert [row["mse"] for row in section.rows] == ["1.0"]
         path.write_text(whole)
 
@@ -180,7 +187,7 @@ def test_what_was_given_is_no_choice_and_duplicates_are_not_counted(tmp_path):
     edge = ("lam at the upper edge (0.1) in 2 of 2",)
     for name in ("a", "b"):
         write_run(tmp_path / name, errors={0: 1.0, 1: 2.0}, notes=edge)
-    (section,), _ = sections_of(collect([tmp_path]))
+    (section,) = report_of(collect([tmp_path])).comparisons
     assert "lam upper (0.1): 2 of 2" in choices_html(section)
 
 
@@ -201,10 +208,8 @@ def test_failures_and_unfinished_runs_are_shown(tmp_path):
 
 def test_errors_of_columns_are_no_choices():
     row = {"data": "npz", "model": "iw", "seed": "0", "lam": "0.1", "rmse yaw [deg]": "3"}
-    section = Section(
-        data="npz", x=None, label="", reference=None, models=["iw"], rows=[row], runs=[],
-        notes={("iw", ""): ["x are vectors: encoder=mlp is used"]},
-    )  # fmt: skip
+    notes = Notes.of_run(["x are vectors: encoder=mlp is used"])
+    section = Comparison(data="npz", models=["iw"], rows=[row], notes={("iw", ""): notes})
     text = choices_html(section)
     assert "lam" in text
     assert "yaw" not in text
@@ -219,8 +224,8 @@ def test_edges_of_several_runs_add_up():
         "features collapsed",
     ]
     expected = "lam upper (0.1): 2 of 5; eta lower (1e-07): 1 of 5; features collapsed"
-    assert edge_counts(notes, 5) == expected
-    assert edge_counts([], 5) == ""
+    assert edge_counts(Notes.of_run(notes), 5) == expected
+    assert edge_counts(Notes(), 5) == ""
 
 
 def test_the_page_can_go_elsewhere(tmp_path):
@@ -286,3 +291,17 @@ def test_in_a_browser_it_sorts_and_makes_neither_errors_nor_requests(tmp_path, c
     assert seen["empty"][:2] != ["", ""]  # the reference has no p-value: its rows come last
     assert seen["empty"][2:] == ["", ""]
     assert seen["overflow"] <= 0
+
+
+def test_edges_recorded_as_values_need_no_sentences(tmp_path):
+    edge = {"name": "lam", "end": "upper", "value": 0.1, "count": 2, "of": 2}
+    said = ("lam at the upper edge (0.1) in 2 of 2; try others", "features collapsed")
+    folder = write_run(tmp_path / "run", errors={0: 1.0, 1: 2.0}, notes=said)
+    path = folder / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "edges": [edge]}))
+    (run,) = collect([tmp_path]).runs
+    assert run.notes == Notes((Edge(**edge),), ("features collapsed",))
+    path.write_text(json.dumps({"notes": [], "edges": [{"name": "lam"}]}))
+    found = collect([tmp_path])
+    assert "edges is" in found.problems[0]
+    assert found.runs[0].notes == Notes()

@@ -3,14 +3,19 @@
 import pytest
 from run_folders import write_run
 
-from kbr.app.report.sections import sections_of
+from kbr.app.report.comparison import Report, report_of
 from kbr.app.runs.finished import collect
+
+
+def report(folder) -> Report:
+    return report_of(collect([folder]))
 
 
 def test_duplicate_seeds_are_said_and_the_first_kept(tmp_path):
     write_run(tmp_path / "a", errors={0: 1.0, 1: 2.0})
     write_run(tmp_path / "b", errors={1: 5.0, 2: 3.0})
-    (section,), problems = sections_of(collect([tmp_path]))
+    made = report(tmp_path)
+    (section,), problems = made.comparisons, made.problems
     assert [float(row["mse"]) for row in section.rows] == [1.0, 2.0, 3.0]
     assert len(problems) == 1
     assert "seed(s) 1 twice, with different errors" in problems[0]
@@ -27,7 +32,8 @@ def test_a_key_that_is_varied_is_the_x_axis_or_part_of_the_name(tmp_path):
             )
             path = folder / ".hydra" / "hydra.yaml"
             path.write_text(path.read_text().replace("encoder: cnn", f"encoder: {encoder}"))
-    (section,), problems = sections_of(collect([tmp_path]))
+    made = report(tmp_path)
+    (section,), problems = made.comparisons, made.problems
     assert problems == []
     assert section.x == "data.sigma_x"
     assert section.models == ["iw encoder=cnn", "iw encoder=mlp"]
@@ -47,7 +53,8 @@ def test_other_test_sequences_are_not_paired(tmp_path):
                     overrides=(f"data.sigma_x={sigma}",),
                     config={"data": {"name": "rotation", "n_train": n, "sigma_x": sigma}},
                 )
-    sections, problems = sections_of(collect([tmp_path]))
+    made = report(tmp_path)
+    sections, problems = made.comparisons, made.problems
     assert problems == []
     names = ["rotation sigma_x=0.1", "rotation sigma_x=0.9", "rotation sigma_x=1"]
     assert sorted(section.data for section in sections) == names
@@ -68,7 +75,8 @@ def test_recordings_are_data_sets_of_their_own(tmp_path, lengths):
             overrides=(f"data.path={path}",),
             config={"data": {"name": "npz", "n_train": n, "path": path}},
         )
-    sections, problems = sections_of(collect([tmp_path]))
+    made = report(tmp_path)
+    sections, problems = made.comparisons, made.problems
     assert problems == []
     assert [(section.data, len(section.rows)) for section in sections] == [
         ("npz a.npz", 1),

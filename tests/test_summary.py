@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 from scipy.stats import wilcoxon
 
-from kbr.app.report.summary import format_table, holm, paired_test, stars, summarize
+from kbr.app.report import summary
+from kbr.app.report.summary import format_table, holm, paired_test, stars
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def summarize(trials, x, reference):
+    """The rows of summary.csv."""
+    return [one.row() for one in summary.summarize(trials, x, reference)]
 
 
 def rows(model, errors, *, data="ring", n=100, seeds=None):
@@ -76,7 +82,7 @@ def test_what_cannot_be_tested_is_said(a, b, note):
     test = paired_test(dict(enumerate(a)), dict(enumerate(b)))
     assert test.p is None
     assert test.note == note
-    table = summarize([*rows("old", b), *rows("new", a)], "n_train", "old")
+    table = summary.summarize([*rows("old", b), *rows("new", a)], "n_train", "old")
     assert f"1 of 1 comparisons: {note}" in format_table(table, "n_train", "old")
 
 
@@ -108,12 +114,12 @@ def test_stars_use_the_corrected_value():
         for n in (1, 2)
         for row in (*rows("old", base, n=n), *rows("new", base - np.arange(1, 7) / 10, n=n))
     ]
-    text = format_table(summarize(table, "n_train", "old"), "n_train", "old")
+    text = format_table(summary.summarize(table, "n_train", "old"), "n_train", "old")
     assert "Holm-corrected" in text
     assert "1.1500*" not in text  # p = .03125, corrected .0625
     assert stars(0.04) == "*"
     assert stars(0.0625) == ""
-    one = format_table(summarize(table[:12], "n_train", "old"), "n_train", "old")
+    one = format_table(summary.summarize(table[:12], "n_train", "old"), "n_train", "old")
     assert "1.1500*" in one
 
 
@@ -125,7 +131,7 @@ def test_tables_are_80_wide_whatever_is_swept():
         for row in rows(name, [0.1, 0.2], n=n)
     ]
     for x in ("n_train", None):
-        text = format_table(summarize(table, x, "iw"), x, "iw")
+        text = format_table(summary.summarize(table, x, "iw"), x, "iw")
         assert max(map(len, text.splitlines())) <= 80
 
 

@@ -8,16 +8,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import kbr.app.cli  # noqa: F401  (registers the resolvers)
-from kbr.app.sweep.progress import (
-    Part,
-    Plan,
-    SweepProgress,
-    Timeline,
-    cells_done,
-    grid_of,
-    seconds_left,
-)
-from kbr.app.text.numbers import in_digits, in_words
+from kbr.app.sweep.grid import grid_of
+from kbr.app.sweep.progress import Cells, Part, SweepProgress, cells_done, seconds_left
+from kbr.app.text.numbers import duration, in_digits
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -64,7 +57,7 @@ def test_without_a_plan_there_is_no_estimate():
 
 def test_a_cell_costs_as_its_model_and_its_length():
     grid = {"model": ["lstm", "iw"], "data.n_train": ["900", "300"], "seed": ["0"]}
-    plan = Plan.of(grid, {"lstm": 6})
+    plan = Cells.of(grid, {"lstm": 6})
     assert plan.varied == ["model", "data.n_train"]
     assert plan.costs == {
         "lstm n_train=900": 5400,
@@ -75,10 +68,8 @@ def test_a_cell_costs_as_its_model_and_its_length():
 
 
 def test_long_trials_are_said_with_the_time_left(tmp_path, capsys):
-    timeline = Timeline(path=tmp_path / ".progress")
-    plan = Plan.of({"model": ["lstm", "iw"]}, {})
-    timeline.begin(plan)
-    progress = SweepProgress(timeline=timeline, plan=plan, cell="lstm")
+    progress = SweepProgress(path=tmp_path / ".progress", cell="lstm")
+    progress.begin(Cells.of({"model": ["lstm", "iw"]}, {}))
     now = time.time()
     progress.trial_ended(now - 20, 1, 4, skipped=False)
     said = " ".join(capsys.readouterr().out.split())
@@ -93,7 +84,7 @@ def test_long_trials_are_said_with_the_time_left(tmp_path, capsys):
     ("seconds", "words"), [(0.42, "0.4 s"), (40, "40 s"), (720, "12 min"), (12600, "3.5 h")]
 )
 def test_times_in_words(seconds, words):
-    assert in_words(seconds) == words
+    assert duration(seconds) == words
 
 
 @pytest.mark.parametrize(
@@ -116,15 +107,16 @@ def test_a_standard_error_has_the_digits_of_its_mean():
 
 
 def test_a_line_that_is_being_written_does_not_stop_a_run(tmp_path):
-    timeline = Timeline(path=tmp_path / ".progress")
-    timeline.begin(Plan(varied=["model"], costs={"a": 1.0}))
+    timeline = SweepProgress(path=tmp_path / ".progress")
+    timeline.begin(Cells(varied=["model"], costs={"a": 1.0}))
     with timeline.path.open("a") as file:
         file.write('{"cell": "a", "sha')
-    assert timeline.plan().varied == ["model"]
-    assert timeline.parts() == []
+    cells, parts = timeline.read()
+    assert cells.varied == ["model"]
+    assert parts == []
     timeline.path.unlink()
     timeline.path.mkdir()  # nothing can be written or read there
-    assert timeline.add(ran(0, 1)) == []
+    assert timeline.add(ran(0, 1)) == (Cells(), [])
 
 
 def test_a_clock_set_back_gives_no_negative_time():
@@ -140,12 +132,12 @@ def test_globs_are_left_to_hydra():
 
 
 def test_the_timeline_is_shared_through_its_file(tmp_path):
-    one, two = (Timeline(path=tmp_path / "progress") for _ in range(2))
-    plan = Plan(varied=["model"], costs={"a": 1.0, "b": 2.0})
+    one, two = (SweepProgress(path=tmp_path / "progress") for _ in range(2))
+    plan = Cells(varied=["model"], costs={"a": 1.0, "b": 2.0})
     one.begin(plan)
     one.add(ran(0, 1))
-    assert two.plan() == plan
-    assert two.add(skipped(2, "b")) == [ran(0, 1), skipped(2, "b")]
+    assert two.read()[0] == plan
+    assert two.add(skipped(2, "b")) == (plan, [ran(0, 1), skipped(2, "b")])
 
 
 @pytest.mark.parametrize(
@@ -167,6 +159,6 @@ def test_the_number_of_cells_is_known_beforehand(overrides, total):
         config = compose("train", overrides=experiment, return_hydra_config=True)
     OmegaConf.set_readonly(config, False)
     config.hydra.overrides.task = overrides
-    costs = Plan.of(grid_of(config.hydra), {}).costs
+    costs = Cells.of(grid_of(config.hydra), {}).costs
     assert costs is not None
     assert len(costs) == total

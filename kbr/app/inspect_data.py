@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
 def inspect(path: str, settings: list[str]) -> None:
     """Print what was understood and what may be wrong; plots go into a folder."""
     from kbr.app.figures.columns import inspect_figures
-    from kbr.app.recordings.checks import findings, some_of
+    from kbr.app.recordings.checks import some_of, warnings_about
 
     problem, output = _problem(path, settings)
     recording, parts = problem.recording, problem.parts
@@ -59,7 +59,7 @@ def inspect(path: str, settings: list[str]) -> None:
         _say("not used", some_of(recording.unused))
     print()
     _table(problem)
-    print("\nwarnings" if (found := findings(problem)) else "\nno warnings")
+    print("\nwarnings" if (found := warnings_about(problem)) else "\nno warnings")
     for line in found:
         print(textwrap.fill(line, WIDTH, initial_indent="  - ", subsequent_indent="    "))
     _ = problem.filter_units  # what training would refuse is refused here
@@ -126,7 +126,7 @@ def _sequences(problem: Any) -> str:
 
 def _time(problem: Any) -> Iterator[str]:
     """The span and the steps of time, and how they cut the recording."""
-    from kbr.app.recordings.checks import gap_words
+    from kbr.app.recordings.checks import gap_summary
 
     recording, sampling = problem.recording, problem.parts.sampling
     if recording.time is None or sampling is None:
@@ -138,7 +138,7 @@ def _time(problem: Any) -> Iterator[str]:
         f"{first:.10g} to {last:.10g}{unit} (span {last - first:.4g}); steps of "
         f"{sampling.shortest:.4g} to {sampling.longest:.4g}{unit}, usually {sampling.usual:.4g}"
     )
-    yield gap_words(sampling, int(recording.sequence[-1]) + 1, recording.time_unit)
+    yield gap_summary(sampling, int(recording.sequence[-1]) + 1, recording.time_unit)
 
 
 def _say(name: str, text: str) -> None:

@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
 from omegaconf import OmegaConf
 
 from kbr.app.evaluate.run import Evaluated, apply_model
-from kbr.app.figures.style import STYLE, save
+from kbr.app.figures.style import picture
 from kbr.app.figures.sweep import error_panel, folded, paired_panel
-from kbr.app.recordings.task import OwnData
-from kbr.app.report.sections import Section
-from kbr.app.report.summary import fill_holm, legend, paired_test, stars, statistics
+from kbr.app.report.comparison import Comparison
+from kbr.app.report.summary import ModelSummary, legend
 from kbr.app.run.folder import write_rows
 from kbr.app.runs.files import DamagedFile, read_yaml
 from kbr.app.runs.finished import CONFIG
@@ -43,21 +41,25 @@ def compare_runs(
     for folder, other in zip(folders[1:], done[1:], strict=True):
         _check_same(folders[0], done[0], folder, other, seeds)
     names = _names(folders, done)
-    found = [dict(zip(one.seeds, one.outcome.mse.tolist(), strict=True)) for one in done]
     errors = {
-        name: {seed: mine[seed] for seed in seeds} for name, mine in zip(names, found, strict=True)
+        name: {
+            s: mse for s, mse in zip(one.seeds, one.outcome.mse.tolist(), strict=True) if s in seeds
+        }
+        for name, one in zip(names, done, strict=True)
     }
-    table = _table(errors, folders)
+    comparison = _comparison(done[0].problem.name, errors)
+    pairs = zip(comparison.summary, folders, strict=True)
+    table = [_row(one, folder) for one, folder in pairs]
     target = out or folders[0]
     try:
         write_rows(target / "comparison.csv", table)
-        pictures = _figure(target / "comparison", done[0].problem.name, errors)
+        _figure(target / "comparison", comparison, seeds)
     except OSError as error:
         raise KbrError(f"cannot write into {target} ({error.strerror}). Set out=...") from None
-    print(_text(table, done[0].problem.name, seeds))
+    print(_text(comparison, seeds))
     if any(len(one.seeds) > len(seeds) for one in done):
         print(f"  the {len(seeds)} seed(s) that all runs have are compared")
-    print(f"\n  written:  {target / 'comparison.csv'}, {', '.join(p.name for p in pictures)}")
+    print(f"\n  written:  {target / 'comparison.csv'}, comparison.png, comparison.svg")
     return table
 
 
@@ -98,7 +100,7 @@ def _check_same(
             f"{first} and {second} were run on different data: {listed}. Compare runs whose data "
             "settings agree, or make a report of both: report=[a,b]."
         )
-    if isinstance(a.problem, OwnData):
+    if a.problem.is_recorded:
         return
     ours_true, theirs_true = (
         one.outcome.truth.double()[[one.seeds.index(seed) for seed in seeds]] for one in (a, b)
@@ -134,34 +136,36 @@ def _names(folders: Sequence[Path], done: Sequence[Evaluated]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
 
 
-def _table(errors: dict[str, dict[int, float]], folders: Sequence[Path]) -> list[dict[str, Any]]:
-    reference = next(iter(errors.values()))
-    table: list[dict[str, Any]] = []
-    for (name, mine), folder in zip(errors.items(), folders, strict=True):
-        entry = {"model": name, "run": str(folder)} | statistics(mine) | {"difference": None}
-        if mine is not reference:
-            test = paired_test(mine, reference)
-            entry |= {"difference": test.difference, "p_value": test.p}
-            entry |= {"pairs": test.pairs, "note": test.note}
-        table.append(entry)
-    fill_holm(table)
-    return table
+def _comparison(data: str, errors: dict[str, dict[int, float]]) -> Comparison:
+    """All models on the same seeds, tested against the first."""
+    rows = [
+        {"data": data, "model": name, "seed": str(seed), "mse": repr(mse)}
+        for name, mine in errors.items()
+        for seed, mse in mine.items()
+    ]
+    return Comparison(data=data, reference=next(iter(errors)), models=list(errors), rows=rows)
 
 
-def _text(table: Sequence[dict[str, Any]], data: str, seeds: Sequence[int]) -> str:
+def _row(one: ModelSummary, folder: Path) -> dict[str, Any]:
+    """As a row of comparison.csv."""
+    numbers = {name: value for name, value in one.row().items() if name not in ("data", "model")}
+    difference = None if one.test is None else one.test.difference
+    return {"model": one.model, "run": str(folder), **numbers, "difference": difference}
+
+
+def _text(comparison: Comparison, seeds: Sequence[int]) -> str:
     """At most 80 characters wide."""
     head = f"{'':<{NAME_WIDTH}}{'mean':>9}{'std. err':>10}{'difference':>12}{'p':>9}{'p Holm':>9}"
-    lines = [f"{data}, seeds {_span(seeds)}: MSE, paired by seed\n", f" {head}"]
-    for row in table:
-        name = row["model"]
+    lines = [f"{comparison.data}, seeds {_span(seeds)}: MSE, paired by seed\n", f" {head}"]
+    for one in comparison.summary:
+        name, mean = one.model, one.mean
         name = name if len(name) < NAME_WIDTH else f"…{name[-NAME_WIDTH + 2 :]}"
-        mean = row["mean"]
-        line = f" {name:<{NAME_WIDTH}}{in_digits(mean):>9}{in_digits(row['stderr'], mean):>10}"
-        if row["difference"] is not None:
-            line += f"{_signed(row['difference'], mean):>12}"
-            line += f"{_p(row['p_value']):>9}{_p(row['p_holm']):>9}"
-        lines.append(line + stars(row["p_holm"]))
-    return "\n".join([*lines, *legend(table, table[0]["model"])])
+        line = f" {name:<{NAME_WIDTH}}{in_digits(mean):>9}{in_digits(one.stderr, mean):>10}"
+        if one.test is not None and one.test.difference is not None:
+            line += f"{_signed(one.test.difference, mean):>12}"
+            line += f"{_p(one.test.p):>9}{_p(one.p_holm):>9}"
+        lines.append(line + one.stars)
+    return "\n".join([*lines, *legend(comparison.summary, comparison.reference)])
 
 
 def _signed(value: float, like: float) -> str:
@@ -172,24 +176,12 @@ def _p(value: float | None) -> str:
     return "-" if value is None else f"{value:.2g}"
 
 
-def _figure(path: Path, data: str, errors: dict[str, dict[int, float]]) -> list[Path]:
+def _figure(path: Path, comparison: Comparison, seeds: Sequence[int]) -> None:
     """All models on one axis, and each against the first, seed by seed."""
-    names = list(errors)
-    rows = [
-        {"data": data, "model": name, "seed": str(seed), "mse": repr(mse)}
-        for name, mine in errors.items()
-        for seed, mse in mine.items()
-    ]
-    section = Section(
-        data=data, x=None, label="", reference=names[0], models=names, rows=rows, runs=[], notes={}
-    )
-    with plt.style.context(STYLE):
-        width = 4.2 + 2.9 * (len(names) - 1)
-        figure, axes = plt.subplots(
-            1, len(names), figsize=(width, 2.9), layout="constrained", squeeze=False
-        )
-        error_panel(axes[0][0], section)
-        for axis, name in zip(axes[0][1:], names[1:], strict=True):
-            paired_panel(axis, section, name)
-        figure.suptitle(f"{folded(data)}, seeds {_span(list(errors[names[0]]))}")
-        return save(figure, path, ("png", "svg"))
+    count = len(comparison.models)
+    layout: dict[str, Any] = {"figsize": (1.3 + 2.9 * count, 2.9), "layout": "constrained"}
+    with picture(path, 1, count, kinds=("png", "svg"), **layout) as (figure, axes):
+        error_panel(axes[0, 0], comparison)
+        for axis, name in zip(axes[0, 1:], comparison.models[1:], strict=True):
+            paired_panel(axis, comparison, name)
+        figure.suptitle(f"{folded(comparison.data)}, seeds {_span(seeds)}")

@@ -1,9 +1,9 @@
 """evaluate.py run=... data.path=new.csv: a run's filters on a recording they have not seen."""
 
 import io
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from kbr.app.figures.recording import recording_figures
-from kbr.app.figures.run import run_figures
+from kbr.app.figures.run import recording_figures, run_figures
 from kbr.app.models.kernel import Outcome
 from kbr.app.recordings.new import notes_of, read_new
 from kbr.app.recordings.recording import Recording
 from kbr.app.recordings.task import standardised_error
-from kbr.app.run.folder import DATA, write_bytes, write_json
+from kbr.app.run.folder import DATA, read_json, write_bytes, write_json
 from kbr.app.run.train import trial_seeds, write_outcome
 from kbr.core.errors import KbrError
 from kbr.core.filters.result import FilterResult
@@ -26,6 +25,7 @@ from kbr.core.units.units import Units
 from kbr.loading import load_filter
 
 STANDARDISED = "test/mse_standardised"
+ANSWERS = ("mean", "cov", "raw_cov", "evidence", "truth")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +58,12 @@ def evaluate_recording(folder: Path, saved: DictConfig, keys: Mapping[str, Any])
     print(f"{saved.model.name} on {path}, {len(recording)} rows, {len(seeds)} trial(s)")
     for note in notes_of(units, recording):
         print(f"  note: {note}")
-    back = torch.from_numpy(np.argsort(_rows(recording)))  # to the order of the file
+    rows = np.arange(len(recording)) if recording.row is None else recording.row
+    back = torch.from_numpy(np.argsort(rows))  # to the order of the file
     outcome = _outcome(recording, units, [filt.filter(recording) for filt in filters], back)
     target = _target(folder / "evaluation", path, recording)
-    write_json(target / DATA, _record(path, recording))
+    record = {"path": str(path), "content": recording.digest(), "rows": len(recording)}
+    write_json(target / DATA, record)
     _save(target / "posterior.npz", recording, outcome, back)
     error = None
     if recording.has_truth:
@@ -115,46 +117,36 @@ def _at(outcome: Outcome, rows: Tensor) -> Outcome:
     """The outcome at some of the rows."""
     if not bool(rows.any()):
         raise KbrError("no row of the recording has a known z. Take the columns of z out of it.")
-    names = ("mean", "cov", "raw_cov", "truth", "evidence")
-    parts = {name: getattr(outcome, name)[:, rows] for name in names}
+    parts = {name: getattr(outcome, name)[:, rows] for name in ANSWERS}
     return Outcome(**parts, labels=outcome.labels)
-
-
-def _rows(recording: Recording) -> np.ndarray:
-    return np.arange(len(recording)) if recording.row is None else recording.row
-
-
-def _record(path: Path, recording: Recording) -> dict[str, Any]:
-    return {"path": str(path), "content": recording.digest(), "rows": len(recording)}
 
 
 def _target(folder: Path, path: Path, recording: Recording) -> Path:
     """A folder of the file's name; with a number, where that is of other data."""
-    number = 1
-    while True:
+    for number in count(1):
         target = folder / (path.stem if number == 1 else f"{path.stem}_{number}")
-        if not target.exists():
-            return target
-        try:
-            found = json.loads((target / DATA).read_text())
-        except (OSError, ValueError):
-            found = None
-        if isinstance(found, dict) and found.get("content") == recording.digest():
-            return target
-        number += 1
+        record = read_json(target / DATA) or {}
+        if not target.exists() or record.get("content") == recording.digest():
+            break
+    return target
 
 
 def _save(path: Path, recording: Recording, outcome: Outcome, back: Tensor) -> None:
-    """posterior.npz: a row for each row of the file, of every trial."""
-    names = ("mean", "cov", "raw_cov", "evidence", "truth")
-    content = {name: getattr(outcome, name).numpy() for name in names}
-    if not recording.has_truth:
-        del content["truth"]
-    content["row"] = np.arange(len(recording))
-    content["labels"] = np.array(outcome.labels)
-    for name, values in (("sequence", recording.ids), ("time", recording.stamps)):
-        if values is not None:
-            content[name] = values[back.numpy()]
+    """With a row for each row of the file."""
+    borders = {"sequence": recording.ids, "time": recording.stamps}
+    there = {name: value[back.numpy()] for name, value in borders.items() if value is not None}
+    answers = ANSWERS if recording.has_truth else ANSWERS[:-1]
+    save_posterior(path, outcome, answers, row=np.arange(len(recording)), **there)
+
+
+def save_posterior(
+    path: Path, outcome: Outcome, answers: Sequence[str] = ANSWERS, **more: Any
+) -> None:
+    """posterior.npz: the answers of every trial, and `more` arrays beside them."""
+    arrays = {name: getattr(outcome, name) for name in answers}
+    content = {name: value.numpy() for name, value in arrays.items() if value is not None}
+    if outcome.labels is not None:
+        content["labels"] = np.array(outcome.labels)
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **content)
+    np.savez_compressed(buffer, **content, **more)
     write_bytes(path, buffer.getvalue())

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kbr.app.report.page import write_report
+from kbr.app.report.comparison import report_of
+from kbr.app.report.page import write_page
 from kbr.app.runs.facts import location
 from kbr.app.runs.finished import collect
 from kbr.app.text.plain import one_line
@@ -22,18 +23,19 @@ def rebuild_report(folders: Sequence[Path], out: Path | None) -> Path:
         raise KbrError(f"report needs folders that hold runs; there is no {listed}. Set report=...")
     target = out or there[0]
     path = target if target.suffix == ".html" else target / PAGE
-    found = collect(folders)
+    report = report_of(collect(folders))
+    problems, runs = report.problems, report.collection.runs
     try:
-        problems = write_report(path, found)
+        write_page(path, report)
     except OSError as error:
         raise KbrError(f"cannot write {location(path)} ({error.strerror}). Set out=...") from None
     for problem in problems:
         print(f"problem: {problem}", file=sys.stderr)
-    for name, message in found.failures.items():
+    for name, message in report.collection.failures.items():
         print(f"failed: {name}: {one_line(message.partition(chr(10))[0])}", file=sys.stderr)
     said = f"; {len(problems)} problem(s), listed there too" if problems else ""
-    print(f"report over {len(found.runs)} run(s): {location(path)}{said}")
-    if not found.runs:
+    print(f"report over {len(runs)} run(s): {location(path)}{said}")
+    if not runs:
         raise KbrError(
             f"no finished runs in {', '.join(map(location, folders))}; the report says why."
         )

@@ -1,30 +1,23 @@
 """Evaluate a finished run from its folder alone: same data, same checkpoint, same numbers."""
 
-import io
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import DictConfig, ListConfig
 
 from kbr.app.cli import stop
-from kbr.app.evaluate.recording import evaluate_recording, print_errors
+from kbr.app.evaluate.recording import evaluate_recording, print_errors, save_posterior
 from kbr.app.figures.animation import animate
 from kbr.app.figures.run import run_figures
 from kbr.app.models.kernel import Method, Outcome
-from kbr.app.recordings.task import OwnData
-from kbr.app.run.folder import BEST, DATA, MANIFEST, read_json, write_bytes
+from kbr.app.run.folder import BEST, MANIFEST, read_json
 from kbr.app.run.record import altered_files
 from kbr.app.run.train import trial_seeds, write_outcome
 from kbr.app.run.trusted import build, names_of, saved_config
-from kbr.app.tasks.task import Filtering, Problem
-from kbr.core.datasets.dynamics import FilteringData
+from kbr.app.tasks.task import Problem
 from kbr.core.errors import KbrError
-from kbr.loading import knows_units
 
 TASKS = ("run", "report", "compare")
 
@@ -83,23 +76,6 @@ def check_reading(data: DictConfig) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FreshTest(Filtering):
-    """The training data of a seed, with the test sequence of the seed `shift` further on."""
-
-    base: Filtering
-    shift: int
-
-    def data(self, seed: int) -> FilteringData:
-        own, other = self.base.data(seed), self.base.data(seed + self.shift)
-        if self.shift and torch.equal(own.z_test, other.z_test):
-            raise KbrError(
-                f"data={self.name} has the same test sequence whatever the seed. Leave out "
-                "data.seed."
-            )
-        return replace(own, x_test=other.x_test, z_test=other.z_test)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluated:
     """A run's model on test sequences; `seeds` are those of the sequences."""
 
@@ -118,13 +94,13 @@ def evaluate_run(
     problem, method, outcome = done.problem, done.method, done.outcome
     target = folder / "evaluation" / ("" if seed is None else f"seed_{seed}")
     metrics = write_outcome(target, problem, method.name, done.seeds, outcome)
-    _save_posterior(target / "posterior.npz", outcome)
+    save_posterior(target / "posterior.npz", outcome)
     run_figures(target / "figures", outcome)
     animate(target / "figures" / "filter.gif", outcome)
     fresh = "" if seed is None else f", fresh test sequences from seed {seed}"
     print(f"{method.name} on {problem.name}, {len(done.seeds)} trial(s){fresh}")
-    if isinstance(problem, OwnData):
-        print_errors(metrics, problem.labels)
+    if outcome.labels is not None:
+        print_errors(metrics, outcome.labels)
     else:
         print(f"  test/mse   {metrics['test/mse']:.6f}")
     print(f"  written:   {target}")
@@ -142,16 +118,9 @@ def apply_model(
     torch.set_num_threads(saved.trainer.threads)
     seeds = trial_seeds(saved)
     problem, method = build(saved, trusted)
-    if isinstance(problem, OwnData):
-        if not knows_units(folder):
-            raise KbrError(
-                f"{folder} was written before filters kept their units. Its filter can be used: "
-                f"run={folder} data.path={problem.source.path}, kbr-filter or kbr.load_filter; for "
-                "its test rows, train again."
-            )
-        problem.check_same(_record(folder / DATA))
+    problem.check_unchanged(folder)
     if seed is not None:
-        problem = _fresh(problem, seed - seeds[0])
+        problem = problem.with_fresh_tests(seed - seeds[0])
     if device != "cpu":
         method = _on_device(method, device)
     outcome = method.evaluate(problem, seeds, folder)
@@ -175,17 +144,6 @@ def finished_config(folder: Path) -> DictConfig:
     return saved
 
 
-def _record(path: Path) -> dict[str, Any]:
-    """What a run on own data wrote about them."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise KbrError(f"{path} is missing or damaged ({error}). Repeat the run.") from None
-    if not isinstance(found, dict):
-        raise KbrError(f"{path} is damaged: it holds no record of the data. Repeat the run.")
-    return found
-
-
 def check_device(device: str) -> None:
     """Before any work: a device that is not there is one line of advice."""
     if device not in ("cpu", "cuda"):
@@ -204,34 +162,7 @@ def _on_device(method: Method, device: str) -> Method:
     return moved
 
 
-def _fresh(problem: Problem, shift: int) -> Problem:
-    if isinstance(problem, OwnData):
-        raise KbrError(
-            f"data.seed asks for fresh test sequences; data={problem.name} is a recording, whose "
-            "test rows are all there are. Leave out data.seed; a new recording is data.path."
-        )
-    if not isinstance(problem, Filtering):
-        raise KbrError(
-            f"data.seed asks for fresh test sequences; data={problem.name} has none (its seed "
-            "decides the distribution itself). Leave out data.seed, or train with another seed."
-        )
-    shared = {f.name: getattr(problem, f.name) for f in fields(Filtering)}
-    return FreshTest(**shared, base=problem, shift=shift)
-
-
 def _paths(given: str | Sequence[str]) -> list[Path]:
     """One folder or several, as they come from the command line."""
     several = isinstance(given, list | tuple | ListConfig)
     return [Path(str(one)) for one in (given if several else [given])]
-
-
-def _save_posterior(path: Path, outcome: Outcome) -> None:
-    assert outcome.cov is not None
-    names = ("mean", "cov", "raw_cov", "evidence", "truth")
-    arrays = {name: getattr(outcome, name) for name in names}
-    content = {name: value.numpy() for name, value in arrays.items() if value is not None}
-    if outcome.labels is not None:
-        content["labels"] = np.array(outcome.labels)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **content)
-    write_bytes(path, buffer.getvalue())

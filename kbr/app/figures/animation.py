@@ -122,7 +122,7 @@ def _plane(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View, spre
         reach[:] = reach.max()
     ends = np.stack([centre - reach, centre + reach], -1)
     axis.set(xlim=ends[0], ylim=ends[1], box_aspect=1)
-    name_axes(axis, view.names, view)
+    name_axes(axis, view.names, view.window)
 
     def draw(t: int) -> None:
         start = max(0, t + 1 - TRAIL)

@@ -1,16 +1,18 @@
 """Pictures of beliefs: credible ellipses along the path, and weights on the training latents."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.patches import Ellipse
 from torch import Tensor
 
-from kbr.app.figures.style import STYLE, save
-from kbr.app.figures.view import View
+from kbr.app.figures.style import picture
+from kbr.app.figures.view import View, Window
+
+if TYPE_CHECKING:
+    from kbr.app.figures.run import Track
 
 TRUTH, ESTIMATE, OBSERVED, AGAINST = "#000000", "#0072B2", "#E69F00", "#D55E00"
 LAST = 20  # steps with ellipses
@@ -38,39 +40,29 @@ def coverage(mean: np.ndarray, truth: np.ndarray, cov: np.ndarray) -> float:
     return float((distance <= 4).mean())
 
 
-def ellipses(
-    path: Path,
-    mean: np.ndarray,
-    truth: np.ndarray,
-    cov: np.ndarray,
-    evidence: np.ndarray,
-    names: list[str],
-    view: View | None,
-    spread: str,
-) -> Path:
+def ellipses(path: Path, track: "Track", window: Window | None) -> Path:
     """The last steps in the plane of the latent; a thin line joins each mean to its truth."""
-    inside = coverage(mean, truth, cov)
-    mean, truth, cov, evidence = mean[-LAST:], truth[-LAST:], cov[-LAST:], evidence[-LAST:]
-    with plt.style.context(STYLE):
-        figure, axis = plt.subplots(figsize=(4.4, 4.6))
-        width, height, angle = ellipse_axes(cov)
+    inside = coverage(track.mean, track.truth, track.cov)
+    mean, truth, lost = track.mean[-LAST:], track.truth[-LAST:], ~track.evidence[-LAST:]
+    with picture(path, figsize=(4.4, 4.6)) as (_, axes):
+        axis = axes[0, 0]
+        width, height, angle = ellipse_axes(track.cov[-LAST:])
         for k in range(len(mean)):
             ellipse = Ellipse(mean[k], width[k], height[k], angle=angle[k], lw=0.7)
             axis.add_patch(ellipse)
             ellipse.set(facecolor=f"{ESTIMATE}0c", edgecolor=f"{ESTIMATE}80")
         axis.plot(*np.stack([mean, truth], 1).transpose(2, 1, 0), color="#777777", lw=0.6)
         axis.plot(*truth.T, color=TRUTH, lw=1, ls="--", marker=".", ms=4, label="truth")
-        axis.plot(*mean.T, "o", color=ESTIMATE, ms=4, label=f"filter mean, {spread}")
-        if not evidence.all():
-            axis.plot(*mean[~evidence].T, "x", color=AGAINST, ms=7, label="no evidence")
+        axis.plot(*mean.T, "o", color=ESTIMATE, ms=4, label=f"filter mean, {track.spread}")
+        if lost.any():
+            axis.plot(*mean[lost].T, "x", color=AGAINST, ms=7, label="no evidence")
         if are_alike(np.concatenate([mean, truth])):
             axis.set_aspect("equal", adjustable="datalim")
-        name_axes(axis, names, view)
+        name_axes(axis, track.names, window)
         caption = f"last {len(mean)} steps; within 2 sd at {inside:.0%} of all (Gaussian: 86%)"
         axis.set_title(caption, fontsize=8, pad=24)
         axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, columnspacing=1)
-        figure.tight_layout()
-        return save(figure, path, ("png",))[0]
+    return path
 
 
 def weights_figure(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
@@ -79,26 +71,25 @@ def weights_figure(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
     steps = telling_steps(view.weights)
     z = view.z_train.double().numpy()
     above, below = (_curve, _stems) if z.shape[1] == 1 else (_shade, _dots)
-    with plt.style.context(STYLE):
-        size = (2.4 * len(steps) + 0.6, 5.2)
-        figure, axes = plt.subplots(
-            2, len(steps), figsize=size, sharex=True, sharey="row", squeeze=False
-        )
+    layout: dict[str, Any] = {
+        "figsize": (2.4 * len(steps) + 0.6, 5.2),
+        "sharex": True,
+        "sharey": "row",
+    }
+    with picture(path, 2, len(steps), rect=(0, 0, 1, 0.95), **layout) as (figure, axes):
         for k, t in enumerate(steps):
             w = view.weights[t].double().numpy()
             for axis, draw in zip(axes[:, k], (above, below), strict=True):
                 draw(axis, z, w)
                 place(axis, mean[t].double().numpy(), truth[t].double().numpy())
-                name_axes(axis, view.names, view)
+                name_axes(axis, view.names, view.window)
                 axis.label_outer()
             axes[0, k].set_title(f"step {t + 1}", fontsize=9)
         for axis, name in zip(axes[:, 0], ("density", "weights"), strict=True):
             axis.text(0.04, 0.94, name, transform=axis.transAxes, va="top", fontsize=9)
         handles, labels = axes[1, 0].get_legend_handles_labels()
         figure.legend(handles, labels, ncols=len(labels), loc="upper center", columnspacing=1)
-        figure.align_ylabels()
-        figure.tight_layout(rect=(0, 0, 1, 0.95))
-        return save(figure, path, ("png",))[0]
+    return path
 
 
 def telling_steps(weights: Tensor) -> list[int]:
@@ -178,9 +169,9 @@ def are_alike(z: np.ndarray) -> bool:
     return bool(spread.max() <= ALIKE * spread.min())
 
 
-def name_axes(axis: Any, names: list[str], view: View | None) -> None:
+def name_axes(axis: Any, names: list[str], window: Window | None) -> None:
     units = " (latent units)" if names[0].startswith("$z_") else ""
     axis.set_xlabel(names[0] + units)
     axis.set_ylabel(names[1] + units if len(names) > 1 else "relative to the largest")
-    if view and view.window is not None:  # as frames are seen
-        axis.yaxis.set_inverted(view.window[2] > view.window[3])
+    if window is not None:  # as frames are seen
+        axis.yaxis.set_inverted(window[2] > window[3])

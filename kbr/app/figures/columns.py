@@ -2,15 +2,15 @@
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 
-from kbr.app.figures.style import STYLE, save
+from kbr.app.figures.style import handles_of, picture
 from kbr.app.recordings.task import OwnData
 
-SHOWN_COLUMNS = 8
-SHOWN_FRAMES = 12
+COLUMNS = 8
+FRAMES = 12
 BINS = 30
 MOST_BORDERS = 50  # that are drawn
 LABEL = 26  # characters in a line of a label
@@ -19,13 +19,15 @@ TRAIN, TEST, LOST = "#0072B2", "#D55E00", "#CC0000"
 
 def inspect_figures(folder: Path, problem: OwnData) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    written = [_columns(folder / "columns", problem), _parts(folder / "parts", problem)]
+    drawn = {"columns": _columns, "parts": _parts}
     if problem.recording.has_images:
-        written.append(_frames(folder / "frames", problem))
-    return written
+        drawn["frames"] = _frames
+    for name, draw in drawn.items():
+        draw(folder / name, problem)
+    return [folder / f"{name}.png" for name in drawn]
 
 
-def _shown(problem: OwnData) -> tuple[list[tuple[str, np.ndarray]], str]:
+def _labelled_columns(problem: OwnData) -> tuple[list[tuple[str, np.ndarray]], str]:
     """Columns of z and of vector x with their labels, up to a page full; what is left is said."""
     recording = problem.recording
     names = [f"z: {problem.label(name)}" for name in recording.z_names]
@@ -34,60 +36,53 @@ def _shown(problem: OwnData) -> tuple[list[tuple[str, np.ndarray]], str]:
         names += [f"x: {problem.label(name)}" for name in recording.x_names]
         columns += list(recording.x.T)
     labels = [textwrap.fill(name, LABEL) for name in names]
-    rest = f"{SHOWN_COLUMNS} of {len(names)} columns" if len(names) > SHOWN_COLUMNS else ""
-    return list(zip(labels, columns, strict=True))[:SHOWN_COLUMNS], rest
+    rest = f"{COLUMNS} of {len(names)} columns" if len(names) > COLUMNS else ""
+    return list(zip(labels, columns, strict=True))[:COLUMNS], rest
 
 
-def _columns(path: Path, problem: OwnData) -> Path:
+def _columns(path: Path, problem: OwnData) -> None:
     """Columns over the rows; test rows in another colour, gaps dotted, missing values below."""
-    (columns, rest), held_out = _shown(problem), problem.parts.held_out
+    (columns, rest), held_out = _labelled_columns(problem), problem.parts.held_out
     borders = np.flatnonzero(problem.recording.starts(problem.splitting.max_gap))[1:]
     rows = np.arange(len(held_out))
-    with plt.style.context(STYLE):
-        figure, axes = plt.subplots(
-            len(columns), 1, figsize=(8, 1.2 * len(columns) + 0.8), sharex=True, squeeze=False
-        )
+    height = 1.2 * len(columns) + 0.8
+    layout: dict[str, Any] = {
+        "figsize": (8, height),
+        "sharex": True,
+        "rect": (0, 0, 1, 1 - 0.3 / height),
+    }
+    with picture(path, len(columns), **layout) as (figure, axes):
         for axis, (label, values) in zip(axes[:, 0], columns, strict=True):
-            for colour, part, name in ((TRAIN, ~held_out, "training"), (TEST, held_out, "test")):
+            for colour, part, name in _parts_of(held_out):
                 axis.plot(rows[part], values[part], ".", ms=2, color=colour, label=name)
-            lost = rows[~np.isfinite(values)]
-            low = axis.get_xaxis_transform()
+            lost, low = rows[~np.isfinite(values)], axis.get_xaxis_transform()
             if len(lost):
-                axis.plot(
-                    lost, 0 * lost, "|", color=LOST, transform=low, clip_on=False, label="missing"
-                )
+                marks = {"color": LOST, "clip_on": False, "label": "missing"}
+                axis.plot(lost, 0 * lost, "|", transform=low, **marks)
             if 0 < len(borders) <= MOST_BORDERS:
                 dotted = {"color": "#666666", "lw": 0.6, "ls": ":", "label": "new piece"}
                 axis.vlines(borders, 0, 1, transform=low, **dotted)
             axis.set_ylabel(label, rotation=0, ha="right", va="center")
         axes[-1, 0].set_xlabel(f"row ({rest})" if rest else "row")
-        signs = {
-            name: handle
-            for axis in axes.flat
-            for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-        figure.align_ylabels()
-        figure.tight_layout(rect=(0, 0, 1, 1 - 0.3 / figure.get_figheight()))
-        figure.legend(
-            signs.values(), signs.keys(), ncols=len(signs), markerscale=2, loc="upper right"
-        )
-        return save(figure, path, ("png",))[0]
+        handles, names = handles_of(axes)
+        figure.legend(handles, names, ncols=len(names), markerscale=2, loc="upper right")
 
 
-def _parts(path: Path, problem: OwnData) -> Path:
+def _parts(path: Path, problem: OwnData) -> None:
     """Histograms of training and test rows: where they differ, a filter has to extrapolate."""
-    (columns, rest), held_out = _shown(problem), problem.parts.held_out
+    (columns, rest), held_out = _labelled_columns(problem), problem.parts.held_out
     across = min(4, len(columns))
     down = -(-len(columns) // across)
-    with plt.style.context(STYLE):
-        figure, axes = plt.subplots(
-            down, across, figsize=(2.4 * across + 0.6, 2.0 * down + 0.5), squeeze=False
-        )
+    layout: dict[str, Any] = {
+        "figsize": (2.4 * across + 0.6, 2.0 * down + 0.5),
+        "rect": (0, 0, 1, 0.92),
+    }
+    with picture(path, down, across, **layout) as (figure, axes):
         for axis in axes.flat[len(columns) :]:
             axis.set_visible(False)
         for axis, (label, values) in zip(axes.flat, columns, strict=False):
             edges = _edges(values[np.isfinite(values)])
-            for colour, part, name in ((TRAIN, ~held_out, "training"), (TEST, held_out, "test")):
+            for colour, part, name in _parts_of(held_out):
                 kept = values[part & np.isfinite(values)]
                 if len(kept):
                     share = np.full(len(kept), 1 / len(kept))  # of a part, in numbers of any size
@@ -95,10 +90,12 @@ def _parts(path: Path, problem: OwnData) -> Path:
             axis.set_xlabel(label)
             axis.set_yticks([])
         handles, names = axes.flat[0].get_legend_handles_labels()
-        figure.tight_layout(rect=(0, 0, 1, 0.92))
         figure.legend(handles, names, ncols=2, loc="upper right")
         figure.text(0.01, 0.99, rest, va="top")
-        return save(figure, path, ("png",))[0]
+
+
+def _parts_of(held_out: np.ndarray) -> tuple[tuple[str, np.ndarray, str], ...]:
+    return (TRAIN, ~held_out, "training"), (TEST, held_out, "test")
 
 
 def _edges(values: np.ndarray) -> np.ndarray:
@@ -111,15 +108,14 @@ def _edges(values: np.ndarray) -> np.ndarray:
     return wanted
 
 
-def _frames(path: Path, problem: OwnData) -> Path:
+def _frames(path: Path, problem: OwnData) -> None:
     """Frames spread over the recording, with their states."""
     recording = problem.recording
     there = np.flatnonzero(~recording.x_missing)
-    rows = there[np.linspace(0, len(there) - 1, min(SHOWN_FRAMES, len(there))).astype(int)]
+    rows = there[np.linspace(0, len(there) - 1, min(FRAMES, len(there))).astype(int)]
     drawn = recording.x[rows].astype(np.float64)
     low, high = np.nanmin(drawn), np.nanmax(drawn)
-    with plt.style.context(STYLE):
-        figure, axes = plt.subplots(2, -(-len(rows) // 2), figsize=(9, 4.6), squeeze=False)
+    with picture(path, 2, -(-len(rows) // 2), figsize=(9, 4.6)) as (figure, axes):
         for axis in axes.flat:
             axis.set_axis_off()
         for axis, row, pixels in zip(axes.flat, rows, drawn, strict=False):
@@ -128,5 +124,3 @@ def _frames(path: Path, problem: OwnData) -> Path:
             state = ", ".join(f"{value:.3g}" for value in recording.z[row][:3])
             axis.set_title(f"row {row + 1}\n{state}", fontsize=8)
         figure.suptitle("z: " + ", ".join(problem.labels[:3]), fontsize=9)
-        figure.tight_layout()
-        return save(figure, path, ("png",))[0]

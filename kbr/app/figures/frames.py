@@ -4,15 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 import torch
 from matplotlib.colors import PowerNorm
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kbr.app.figures.style import STYLE, save
+from kbr.app.figures.style import STYLE, picture
 from kbr.app.figures.view import View, as_pictures, spread_out
-from kbr.app.tasks.heading import in_words
+from kbr.app.tasks.heading import degrees_text
 
 FRAMES = 10
 COLUMNS = 8  # of a contact sheet
@@ -22,40 +21,34 @@ MARKS: dict[str, dict[str, Any]] = {  # told apart by shape; both show on dark a
 }
 
 
-def mark(axis: Any, kind: str, z: np.ndarray) -> Any:
-    """A position on a frame; returns the artist."""
-    return axis.plot(z[0], z[1], ls="none", label=kind, **MARKS[kind])[0]
-
-
 def observations(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
     """Test frames, with truth and posterior mean where the latent says something about them."""
     steps = spread_out(FRAMES, len(view.x_test))
     frames = as_pictures(view.x_test[steps])
     rows = 1 if len(steps) <= FRAMES // 2 else 2
     columns = -(-len(steps) // rows)
-    with plt.style.context(STYLE):
-        shape = frames.shape[1] / frames.shape[2]
-        size = (1.45 * columns, (1.45 * shape + 0.2) * rows + (0.3 if view.window else 0))
-        figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    shape, below = frames.shape[1] / frames.shape[2], 0.3 if view.window else 0.0  # for a legend
+    size = (1.45 * columns, (1.45 * shape + 0.2) * rows + below)
+    rect = (0, below / size[1], 1, 1)
+    with picture(path, rows, columns, rect=rect, figsize=size) as (figure, axes):
         for axis in axes.flat:
             axis.set_axis_off()
         for axis, t, frame in zip(axes.flat, steps, frames, strict=False):
             axis.imshow(frame, extent=view.window, interpolation="nearest")
             axis.set_title(_caption(t, mean, truth, view), fontsize=7, pad=3)
             if view.window is not None:
-                mark(axis, "truth", truth[t].numpy())
-                mark(axis, "filter mean", mean[t].numpy())
+                for kind, z in (("truth", truth), ("filter mean", mean)):
+                    axis.plot(*z[t, :2].numpy(), ls="none", label=kind, **MARKS[kind])
         if view.window is not None:
             handles, labels = axes[0, 0].get_legend_handles_labels()
             figure.legend(handles, labels, ncols=2, loc="lower center", fontsize=8)
-        figure.tight_layout(rect=(0, 0.3 / size[1] if view.window else 0, 1, 1), pad=0.4)
-        return save(figure, path, ("png",))[0]
+    return path
 
 
 def _caption(t: int, mean: Tensor, truth: Tensor, view: View) -> str:
     if not view.circular:
         return f"step {t + 1}"
-    return f"step {t + 1}: {in_words(truth[t])}, est. {in_words(mean[t])}"
+    return f"step {t + 1}: {degrees_text(truth[t])}, est. {degrees_text(mean[t])}"
 
 
 def contact_sheet(images: Tensor, titles: list[str]) -> Any:
@@ -99,9 +92,7 @@ def encoder_figure(frames: Tensor, maps: Tensor, places: Tensor) -> Any:
             above.imshow(shown[b], extent=(*frame[1], *frame[0][::-1]))
             above.plot(*places[b].numpy().T, "o", color="#F0E442", mec="black", mew=0.6, ms=4)
             heat = maps[b].mean(0).numpy()
-            norm = PowerNorm(
-                0.3
-            )  # a map that knows its place is far brighter than one that does not
+            norm = PowerNorm(0.3)  # a map that knows its place is far brighter than the others
             below.imshow(heat, extent=(*grid[1], *grid[0][::-1]), cmap="magma", norm=norm)
             for axis in (above, below):
                 axis.set(xlim=frame[1], ylim=frame[0][::-1], xticks=[], yticks=[])

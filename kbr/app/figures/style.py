@@ -1,7 +1,8 @@
 """How every picture looks: one colour, marker and dash for each model, everywhere."""
 
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from kbr.app.run.folder import write_bytes
+from kbr.core.io.checkpoint import write_atomically
 
 # Okabe and Ito's palette: distinct to colour-blind readers; markers and dashes survive greyscale.
 STYLES: dict[str, dict[str, Any]] = {
@@ -44,14 +45,46 @@ def styles_of(models: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {name: STYLES.get(name) or turns[name] for name in models}
 
 
+@contextmanager
+def picture(
+    path: Path,
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    kinds: Sequence[str] = ("png",),
+    rect: tuple[float, float, float, float] = (0, 0, 1, 1),
+    **settings: Any,
+) -> Iterator[tuple[Any, Any]]:
+    """A figure and its axes [rows, columns], saved at `path` once they are drawn.
+
+    `rect` is the part of the figure that the axes fill; `settings` are those of plt.subplots.
+    """
+    with plt.style.context(STYLE):
+        figure, axes = plt.subplots(rows, columns, squeeze=False, **settings)
+        yield figure, axes
+        if figure.get_layout_engine() is None:
+            figure.align_ylabels()
+            figure.tight_layout(rect=rect)
+        save(figure, path, kinds)
+
+
+def handles_of(axes: Any) -> tuple[list[Any], list[str]]:
+    """For one legend of several axes: what is drawn under each label, once."""
+    named = {
+        label: handle
+        for axis in axes.flat
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    return list(named.values()), list(named)
+
+
 def save(figure: Any, path: Path, kinds: Sequence[str]) -> list[Path]:
     """The figure at `path` in every one of `kinds`; it is closed."""
     written = []
     for kind in kinds:
+        metadata = {"Date": None} if kind == "svg" else None
         target = path.with_suffix(f".{kind}")
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
-        write_bytes(target, buffer.getvalue())
+        write_atomically(target, partial(figure.savefig, format=kind, metadata=metadata))
         written.append(target)
     plt.close(figure)
     return written

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 
-from kbr.app.figures.style import STYLE, save, styles_of
-from kbr.app.report.sections import QUICK, Row, Section
+from kbr.app.figures.style import handles_of, picture, styles_of
+from kbr.app.report.comparison import QUICK, Comparison
 from kbr.app.report.summary import standard_error
 from kbr.app.text.plain import no_math
 
@@ -17,47 +16,38 @@ ERROR = "MSE (sum over latent coordinates)"
 NAME = 100  # letters of a name in a picture
 
 
-def sweep_figure(path: Path, sections: Sequence[Section]) -> list[Path]:
+def sweep_figure(path: Path, comparisons: Sequence[Comparison]) -> None:
     """Mean error against x for each model, one panel a data set; bands: two standard errors."""
-    with plt.style.context(STYLE):
-        figure, axes = plt.subplots(
-            1, len(sections), figsize=(3.9 * len(sections) + 1.5, 3.4), squeeze=False
-        )
-        for axis, section in zip(axes[0], sections, strict=True):
-            error_panel(axis, section)
-            axis.set_title(folded(section.data))
-        if sections[0].x is not None:
-            axes[0][0].set_ylabel(ERROR)
-        named = {
-            label: handle
-            for axis in axes[0]
-            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-        if named:
-            place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
-            axes[0][-1].legend(named.values(), named.keys(), **place)
-        if any(section.is_quick for section in sections):
+    size, kinds = (3.9 * len(comparisons) + 1.5, 3.4), ("png", "svg")
+    with picture(path, 1, len(comparisons), kinds=kinds, figsize=size) as (figure, axes):
+        for axis, comparison in zip(axes[0], comparisons, strict=True):
+            error_panel(axis, comparison)
+            axis.set_title(folded(comparison.data))
+        if comparisons[0].x is not None:
+            axes[0, 0].set_ylabel(ERROR)
+        handles, names = handles_of(axes)
+        if names:
+            axes[0, -1].legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5))
+        if any(comparison.is_quick for comparison in comparisons):
             figure.suptitle(QUICK, fontsize="small")
-        figure.tight_layout()
-        return save(figure, path, ("png", "svg"))
 
 
-def error_panel(axis: Any, section: Section) -> None:
+def error_panel(axis: Any, comparison: Comparison) -> None:
     """Curves over x, or a line for each model where nothing numeric is varied."""
-    if section.x is None:
-        _model_lines(axis, section)
+    if comparison.x is None:
+        _model_lines(axis, comparison)
     else:
-        _curves(axis, section, section.x)
-        axis.set_xlabel(folded(section.label))
+        _curves(axis, comparison)
+        axis.set_xlabel(folded(comparison.label))
 
 
-def paired_panel(axis: Any, section: Section, model: str) -> None:
+def paired_panel(axis: Any, comparison: Comparison, model: str) -> None:
     """A point for each seed and x: error of the reference against error of `model`."""
-    assert section.reference is not None
-    ours, theirs = (_by_trial(section, name) for name in (model, section.reference))
+    assert comparison.reference is not None
+    ours, theirs = (comparison.errors(name) for name in (model, comparison.reference))
     common = sorted(ours.keys() & theirs.keys())
     x, y = (np.array([errors[key] for key in common]) for errors in (theirs, ours))
-    style = styles_of(section.models)[model]
+    style = styles_of(comparison.models)[model]
     axis.scatter(
         x, y, s=14, color=style["color"], marker=style["marker"], alpha=0.6, linewidths=0.6
     )
@@ -75,16 +65,16 @@ def paired_panel(axis: Any, section: Section, model: str) -> None:
         axis.locator_params(axis="y", nbins=5)
     axis.plot(ends, ends, color="#000000", lw=0.8)
     axis.set(xlim=ends, ylim=ends, aspect="equal")
-    axis.set_xlabel(folded(f"MSE of {section.reference}"))
+    axis.set_xlabel(folded(f"MSE of {comparison.reference}"))
     axis.set_ylabel(folded(f"MSE of {model}"))
 
 
-def paired_models(section: Section) -> list[str]:
+def paired_models(comparison: Comparison) -> list[str]:
     """The models that have a seed and x in common with the reference."""
-    assert section.reference is not None
-    theirs = _by_trial(section, section.reference)
-    others = [name for name in section.models if name != section.reference]
-    return [name for name in others if _by_trial(section, name).keys() & theirs.keys()]
+    assert comparison.reference is not None
+    theirs = comparison.errors(comparison.reference)
+    others = [name for name in comparison.models if name != comparison.reference]
+    return [name for name in others if comparison.errors(name).keys() & theirs.keys()]
 
 
 def folded(name: str) -> str:
@@ -95,28 +85,19 @@ def folded(name: str) -> str:
     return f" {lines}" if lines.startswith("_") else lines  # Matplotlib hides such names
 
 
-def _by_trial(section: Section, model: str) -> dict[tuple[str, int], float]:
-    return {
-        (row[section.x] if section.x else "", int(row["seed"])): float(row["mse"])
-        for row in section.rows
-        if row["model"] == model
-    }
-
-
-def _curves(axis: Any, section: Section, x: str) -> None:
-    styles = styles_of(section.models)
+def _curves(axis: Any, comparison: Comparison) -> None:
+    styles = styles_of(comparison.models)
     has_log = True
-    for model in section.models:
-        at, errors = _errors(section.rows, model, x)
-        mean = np.array([e.mean() for e in errors])
-        half = np.array([2 * standard_error(e) for e in errors])
+    for model in comparison.models:
+        mine = [one for one in comparison.summary if one.model == model]
+        at, mean, stderr = np.array([(one.at, one.mean, one.stderr) for one in mine], dtype=float).T
         style, has_log = styles[model], has_log and bool((mean > 0).all())
         axis.plot(at, mean, label=folded(model), **style)
-        lower = np.maximum(mean - half, mean / 10)  # a log axis has no place for less than zero
-        axis.fill_between(at, lower, mean + half, color=style["color"], alpha=0.15, lw=0)
-    ticks = sorted({float(row[x]) for row in section.rows})
+        lower = np.maximum(mean - 2 * stderr, mean / 10)  # log axes have no zero
+        axis.fill_between(at, lower, mean + 2 * stderr, color=style["color"], alpha=0.15, lw=0)
+    ticks = [float(at) for at in comparison.places]
     if ticks[0] > 0:
-        axis.set_xscale("log", base=2 if x == "dim" else 10)
+        axis.set_xscale("log", base=2 if comparison.x == "dim" else 10)
     if has_log:  # an error of zero has no place there
         axis.set_yscale("log")
         _label_axis(axis.yaxis, *axis.get_ylim())
@@ -133,23 +114,17 @@ def _label_axis(axis: Any, low: float, high: float) -> None:
         axis.set_ticks(shown, [f"{m:g}" for m in shown])
 
 
-def _model_lines(axis: Any, section: Section) -> None:
+def _model_lines(axis: Any, comparison: Comparison) -> None:
     """Every trial as a faint point, the mean with two standard errors over it."""
-    styles = styles_of(section.models)
-    for place, model in enumerate(section.models):
-        errors = np.array([float(r["mse"]) for r in section.rows if r["model"] == model])
+    styles = styles_of(comparison.models)
+    for place, model in enumerate(comparison.models):
+        errors = np.array(list(comparison.errors(model).values()))
         style = styles[model]
         axis.scatter(errors, np.full(len(errors), place), s=12, color=style["color"], alpha=0.35)
         half = 2 * standard_error(errors)
         axis.errorbar(
             errors.mean(), place, xerr=half, color=style["color"], marker=style["marker"], capsize=3
         )
-    axis.set_yticks(range(len(section.models)), [folded(name) for name in section.models])
-    axis.set_ylim(len(section.models) - 0.5, -0.5)
+    axis.set_yticks(range(len(comparison.models)), [folded(name) for name in comparison.models])
+    axis.set_ylim(len(comparison.models) - 0.5, -0.5)
     axis.set_xlabel(ERROR)
-
-
-def _errors(rows: Sequence[Row], model: str, x: str) -> tuple[list[float], list[np.ndarray]]:
-    mine = [row for row in rows if row["model"] == model]
-    at = sorted({float(row[x]) for row in mine})
-    return at, [np.array([float(r["mse"]) for r in mine if float(r[x]) == a]) for a in at]

@@ -23,7 +23,7 @@ FAR = 3.0  # widths of the middle half that it is away from all others
 ANGLE = re.compile(r"(^|_)(yaw|heading|bearing|azimuth|angle|theta|course|direction)(_|$|\d)", re.I)
 
 
-def findings(problem: "OwnData") -> list[str]:
+def warnings_about(problem: "OwnData") -> list[str]:
     """All warnings about this recording and its split."""
     recording, parts = problem.recording, problem.parts
     gaps = _gaps(recording, parts) if parts.sampling and parts.sampling.many_gaps else ()
@@ -40,7 +40,7 @@ def reading_notes(recording: Recording, split: Split) -> tuple[str, ...]:
     return tuple(found for check in (_gaps, *TRAPS, _unused) for found in check(recording, split))
 
 
-def gap_words(sampling: Sampling, sequences: int, unit: str = "") -> str:
+def gap_summary(sampling: Sampling, sequences: int, unit: str = "") -> str:
     """How a recording is cut by its steps of time, at which limit, and by which setting."""
     unit = f" {unit}" if unit else ""
     limit = f"{sampling.limit:.4g}{unit} (data.max_gap{'' if sampling.given else ', by default'})"
@@ -59,7 +59,7 @@ def _gaps(recording: Recording, split: Split) -> Iterator[str]:
         return
     advice = "raise data.max_gap, or write lost steps as rows with an empty x"
     many = f". {sampling.gaps / sampling.steps:.0%} of the steps are cut: {advice}"
-    words = gap_words(sampling, int(recording.sequence[-1]) + 1, recording.time_unit)
+    words = gap_summary(sampling, int(recording.sequence[-1]) + 1, recording.time_unit)
     yield words + (many if sampling.many_gaps else "")
 
 

@@ -98,14 +98,9 @@ def _read_csv(source: Source, path: Path) -> Recording:
             )
         check_different(chosen or (), key)
     assert source.x is not None
-    borders = _Borders.of(source, table)
+    borders, taken = _borders(source, table)
     z, has_truth = _states(source, table, list(source.z or ()))
-    used = (
-        *source.x,
-        *(source.z or () if has_truth else ()),
-        borders.sequence_name,
-        borders.time_name,
-    )
+    used = [*source.x, *(source.z or () if has_truth else ()), *taken]
     return tidy(
         Recording(
             kind="csv",
@@ -114,53 +109,31 @@ def _read_csv(source: Source, path: Path) -> Recording:
             x_names=tuple(source.x),
             z_names=tuple(source.z or ()),
             dtypes=("text", "text"),
-            **borders.fields(),
+            **borders,
             has_truth=has_truth,
             unused=table.others(used),
         )
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Borders:
-    """Sequence ids and time stamps of a table, and the columns they come from."""
-
-    sequence: np.ndarray
-    sequence_name: str | None
-    ids: np.ndarray | None
-    time: np.ndarray | None
-    time_name: str | None
-    unit: str
-    stamps: np.ndarray | None
-
-    @classmethod
-    def of(cls, source: Source, table: Table) -> "_Borders":
-        by, at = (
-            _column(source, key, given, table)
-            for key, given in (("sequence", source.sequence), ("time", source.time))
-        )
-        ids = None if by is None else np.array(table.text(by, "sequence"))
-        none = np.zeros(len(table), dtype=np.int64)
-        numbers = none if by is None else table.labels(by, "sequence")
-        time, unit, stamps = (None, "", None) if at is None else table.times(at)
-        return cls(numbers, by, ids, time, at, unit, stamps)
-
-    def fields(self) -> dict[str, Any]:
-        """As the fields of a recording."""
-        return {
-            "sequence": self.sequence,
-            "ids": self.ids,
-            "time": self.time,
-            "time_unit": self.unit,
-            "stamps": self.stamps,
-        }
+def _borders(source: Source, table: Table) -> tuple[dict[str, Any], list[str]]:
+    """Sequence ids and time stamps as fields of a recording, and the columns they come from."""
+    by, at = (_column(source, key, table) for key in ("sequence", "time"))
+    fields: dict[str, Any] = {"sequence": np.zeros(len(table), dtype=np.int64)}
+    if by is not None:
+        fields["ids"] = np.array(table.text(by, "sequence"))
+        fields["sequence"] = table.labels(by, "sequence")
+    if at is not None:
+        fields["time"], fields["time_unit"], fields["stamps"] = table.times(at)
+    return fields, [name for name in (by, at) if name is not None]
 
 
-def _column(source: Source, key: str, given: str | None, table: Table) -> str | None:
+def _column(source: Source, key: str, table: Table) -> str | None:
     """The column that was named, or the one that is called like this; None if it may be absent."""
-    if given is None or (key in source.may_lack and given not in table.names):
-        return key if key in table.names and given is None else None
-    return given
+    named = getattr(source, key)
+    if named is None:
+        return key if key in table.names else None
+    return None if key in source.may_lack and named not in table.names else named
 
 
 def _states(source: Source, table: Table, columns: list[str]) -> tuple[np.ndarray, bool]:
@@ -191,8 +164,8 @@ def _read_folder(source: Source, folder: Path) -> Recording:
 def _read_frames(source: Source, folder: Path, table: Table) -> Recording:
     from kbr.app.recordings.frames import read_frames
 
-    borders = _Borders.of(source, table)
-    taken = (source.file, borders.sequence_name, borders.time_name)
+    borders, named = _borders(source, table)
+    taken = (source.file, *named)
     if source.z or not source.needs_z:
         columns = list(source.z or ())
     else:
@@ -214,7 +187,7 @@ def _read_frames(source: Source, folder: Path, table: Table) -> Recording:
             x_names=names_for(None, x.shape[1], "channel", "x"),
             z_names=tuple(columns),
             dtypes=("image files", "text"),
-            **borders.fields(),
+            **borders,
             has_truth=has_truth,
             unused=table.others((*taken, *(columns if has_truth else ()))),
         )

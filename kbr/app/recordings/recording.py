@@ -68,26 +68,26 @@ class Recording:
 
     @cached_property
     def z_missing(self) -> np.ndarray:
-        found: np.ndarray = ~np.isfinite(self.z).all(1)
-        return found if self.has_truth else np.ones(len(self), dtype=bool)
+        missing: np.ndarray = ~np.isfinite(self.z).all(1)
+        return missing if self.has_truth else np.ones(len(self), dtype=bool)
 
     def digest(self) -> str:
         """A hash of the content, to tell whether a file has changed."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for some in () if self.file is None else self.file.parts():
-            found.update(some.raw().tobytes())
+            digest.update(some.raw().tobytes())
         for part in (self.x if self.file is None else None, self.z, self.sequence, self.time):
-            found.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
-        return found.hexdigest()[:16]
+            digest.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
+        return digest.hexdigest()[:16]
 
     def starts(self, max_gap: float | None = None) -> np.ndarray:
         """[T] bool: the row begins a new piece, by its sequence or after a gap in time."""
-        found = np.ones(len(self), dtype=bool)
-        found[1:] = np.diff(self.sequence) != 0
+        starts = np.ones(len(self), dtype=bool)
+        starts[1:] = np.diff(self.sequence) != 0
         sampling = self.sampling(max_gap)
         if self.time is not None and sampling is not None:
-            found[1:] |= longer(np.diff(self.time), sampling.limit, self.time[1:])
-        return found
+            starts[1:] |= longer(np.diff(self.time), sampling.limit, self.time[1:])
+        return starts
 
     def sampling(self, max_gap: float | None = None) -> Sampling | None:
         """The steps of time and the gaps among them; None without time stamps."""
@@ -107,7 +107,7 @@ def tidy(recording: Recording) -> Recording:
             "read in order. Sort its rows by sequence."
         )
     time = None if recording.time is None else recording.time[order]
-    made = replace(
+    ordered = replace(
         recording,
         x=recording.x[order] if recording.file is None else recording.x,
         z=np.where(np.isfinite(recording.z), recording.z, np.nan)[order],
@@ -117,31 +117,31 @@ def tidy(recording: Recording) -> Recording:
         ids=None if recording.ids is None else recording.ids[order],
         stamps=None if recording.stamps is None else recording.stamps[order],
     )
-    _check(made, order)
-    return made
+    _check(ordered, order)
+    return ordered
 
 
-def _check(made: Recording, order: np.ndarray) -> None:
-    if made.time is not None:
-        if not np.isfinite(made.time).all():
-            row = int(order[np.flatnonzero(~np.isfinite(made.time))[0]])
+def _check(recording: Recording, order: np.ndarray) -> None:
+    if recording.time is not None:
+        if not np.isfinite(recording.time).all():
+            row = int(order[np.flatnonzero(~np.isfinite(recording.time))[0]])
             raise KbrError(f"time must be there in every row; row {row + 1} has none. Fill it.")
-        wrong = (np.diff(made.time) <= 0) & (np.diff(made.sequence) == 0)
+        wrong = (np.diff(recording.time) <= 0) & (np.diff(recording.sequence) == 0)
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
-            if made.time[at] == made.time[at + 1]:
+            before, now = recording.time[at : at + 2]
+            what = f"time must grow from row to row of a sequence; row {int(order[at + 1]) + 1} has"
+            if before == now:
                 raise KbrError(
-                    f"time must grow from row to row of a sequence; row {int(order[at + 1]) + 1} "
-                    f"has the time of the row before, {made.time[at]:.15g}. Take a column with "
-                    "more digits (data.time), drop the row, or name the sequences (data.sequence)."
+                    f"{what} the time of the row before, {before:.15g}. Take a column with more "
+                    "digits (data.time), drop the row, or name the sequences (data.sequence)."
                 )
             raise KbrError(
-                f"time must grow from row to row of a sequence; row {int(order[at + 1]) + 1} has "
-                f"{made.time[at + 1]:.15g} after {made.time[at]:.15g}. Sort the rows by time, or "
-                "name the sequences (data.sequence)."
+                f"{what} {now:.15g} after {before:.15g}. Sort the rows by time, or name the "
+                "sequences (data.sequence)."
             )
-    for name, missing in (("x", made.x_missing), ("z", made.z_missing)):
-        if missing.all() and (name == "x" or made.has_truth):
+    for name, missing in (("x", recording.x_missing), ("z", recording.z_missing)):
+        if missing.all() and (name == "x" or recording.has_truth):
             raise KbrError(
                 f"every row of {name} has missing values, so there is nothing to learn from. "
                 f"Leave empty columns out of data.{name}."
@@ -150,8 +150,8 @@ def _check(made: Recording, order: np.ndarray) -> None:
 
 def _missing(x: np.ndarray) -> np.ndarray:
     """[T] bool: something in the row is not a number."""
-    found: np.ndarray = ~np.isfinite(x).reshape(len(x), -1).all(1)
-    return found
+    missing: np.ndarray = ~np.isfinite(x).reshape(len(x), -1).all(1)
+    return missing
 
 
 def are_frames(shape: Sequence[int], channels: str = "auto") -> bool:

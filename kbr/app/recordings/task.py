@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, compress, islice
-from typing import Any, ClassVar, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from kbr.app.recordings.checks import reading_notes
 from kbr.app.recordings.read import Source
 from kbr.app.recordings.recording import Recording, listed
 from kbr.app.recordings.split import Split, Splitting
+from kbr.app.run.folder import DATA, read_json
 from kbr.core.errors import KbrError
 from kbr.core.filters.classical.state_space import StateSpaceModel
 from kbr.core.filters.result import FilterResult, joined, mean_squared_error
@@ -23,12 +25,13 @@ from kbr.core.io.file_rows import FileRows
 from kbr.core.io.memory import check_memory
 from kbr.core.units.scaling import TURNS, Scaling, full_turn
 from kbr.core.units.units import Units
+from kbr.loading import knows_units
 
 CONSTANT = (
     "x is constant over the training rows: it says nothing about z. Choose other columns (data.x), "
     "or another part (data.split, data.test_share)."
 )
-SHOWN = 500  # test frames that pictures may show, of those that stay in their file
+PICTURED = 500  # test frames that pictures may show, of those that stay in their file
 
 
 class Filter(Protocol):
@@ -62,6 +65,7 @@ class OwnData:
     units: Mapping[str, str] | None = None
 
     val_name: ClassVar[str] = "val_mse_standardised"
+    is_recorded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.angle_unit not in TURNS:
@@ -87,6 +91,10 @@ class OwnData:
     @cached_property
     def parts(self) -> Split:
         return self.splitting(self.recording)
+
+    @property
+    def has_own_vectors(self) -> bool:
+        return not self.recording.has_images
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -190,12 +198,11 @@ class OwnData:
             along = chain.from_iterable(weights_along(filt, piece) for piece in frames)
             weights = torch.stack(list(islice(compress(along, self._known.tolist()), BELIEFS)))
         train, test = self.parts.train_rows, self.parts.test_rows[self._known.numpy()]
-        rows: Any = self.recording.x if self.recording.file is None else self.recording.file
-        few = len(test) if self.recording.file is None else SHOWN
+        x_test = self._observed(test if self.recording.file is None else test[:PICTURED])
         return View(
-            x_train=_recorded(rows, train),
+            x_train=self._observed(train),
             z_train=torch.from_numpy(self.recording.z[train]),
-            x_test=_recorded(rows, test[:few], whole=True),
+            x_test=x_test.read() if isinstance(x_test, FileRows) else x_test,
             weights=weights,
             gaze=gaze,
             labels=self.labels,
@@ -244,28 +251,40 @@ class OwnData:
             "scale_z": _plain(self.filter_units.z.record()),
         }
 
-    def check_same(self, record: Mapping[str, Any]) -> None:
-        """An error where the file is not the one that a run was trained on."""
-        if "content" not in record:
-            raise KbrError("the run's data.json does not say which data it had. Repeat the run.")
+    def check_unchanged(self, folder: Path) -> None:
+        """An error where the file is not the one that the run in `folder` was trained on."""
+        path = self.source.path
+        if not knows_units(folder):
+            raise KbrError(
+                f"{folder} was written before filters kept their units. Its filter can be used: "
+                f"run={folder} data.path={path}, kbr-filter or kbr.load_filter; for its test "
+                "rows, train again."
+            )
+        record = read_json(folder / DATA)
+        if record is None or "content" not in record:
+            raise KbrError(
+                f"{folder / DATA} is missing or damaged: it does not say which data the run had. "
+                "Repeat the run."
+            )
         if record["content"] == self.recording.digest():
             return
-        now = {
-            "rows": len(self.recording),
-            "x": list(self.recording.x_names),
-            "z": list(self.recording.z_names),
-        }
+        now = self.record()
         differ = [
-            f"{key} {record[key]} then, {value} now"
-            for key, value in now.items()
-            if key in record and record[key] != value
+            f"{key} {record[key]} then, {now[key]} now"
+            for key in ("rows", "x", "z")
+            if key in record and record[key] != now[key]
         ]
-        path = self.source.path
         raise KbrError(
             f"the data at {path} have changed since this run was trained "
             f"({'; '.join(differ) or 'other values in as many rows'}), so its numbers cannot come "
             f"out the same. Put the old file back, or take this one as a new recording: "
             f"data.path={path}"
+        )
+
+    def with_fresh_tests(self, shift: int) -> NoReturn:
+        raise KbrError(
+            f"data.seed asks for fresh test sequences; data={self.name} is a recording, whose "
+            "test rows are all there are. Leave out data.seed; a new recording is data.path."
         )
 
     def _pieces(self, lead: tuple[int, ...]) -> OwnTrials:
@@ -301,13 +320,6 @@ def _one_by_one(x: Tensor | FileRows) -> Iterable[Tensor]:
     if isinstance(x, FileRows):
         return (frame for part in x.parts() for frame in part.read())
     return x
-
-
-def _recorded(x: np.ndarray | FileRows, rows: np.ndarray, *, whole: bool = False) -> Any:
-    """Observations in recorded values; of a file, those that are asked for later."""
-    if isinstance(x, FileRows):
-        return x.part(rows).read() if whole else x.part(rows)
-    return torch.from_numpy(x[rows])
 
 
 def _is_constant(frames: FileRows) -> bool:

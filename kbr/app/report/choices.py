@@ -1,88 +1,106 @@
 """The report's part on hyper-parameters: what was chosen, and how often on the edge of a grid."""
 
-import re
+from collections import Counter
 from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
 
 import numpy as np
 
-from kbr.app.report.sections import COLUMNS, Row, Section, swept_keys
-from kbr.app.report.table import Cell, table
+from kbr.app.report.comparison import COLUMNS, Comparison, ResultRow, varied_keys
 from kbr.app.runs.facts import is_in_range
+from kbr.app.runs.notes import Notes
 
 MEASURED = {"mse", "val_mse", "coverage_90", "coverage_90_raw", "seconds"}
 NOT_CHOSEN = {"data", "model", "seed", *MEASURED, *COLUMNS.values()}
-EDGE = re.compile(
-    r"(?P<name>\w+) at the (?P<end>lower|upper) edge \((?P<value>.+)\) in (?P<n>\d+) "
-)
 
 
-def choices_html(section: Section) -> str:
-    """Nothing where no model of the section chooses anything."""
-    names = [name for name in _columns(section) if any(row.get(name) for row in section.rows)]
+@dataclass(frozen=True)
+class Range:
+    """The values of one hyper-parameter over trials; `middle` is to sort by."""
+
+    text: str = ""
+    middle: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What one model chose at one x; `notes` is None where it recorded none."""
+
+    model: str
+    at: str
+    notes: Notes | None
+    trials: int
+    values: list[Range]
+
+    @property
+    def edges(self) -> str:
+        return "not recorded" if self.notes is None else edge_counts(self.notes, self.trials)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """All models that choose something, and what."""
+
+    data: str
+    x: str | None
+    names: list[str]
+    rows: list[Choice]
+
+    @property
+    def recorded(self) -> int:
+        return sum(row.notes is not None for row in self.rows)
+
+    @property
+    def on_edge(self) -> int:
+        return sum(bool(row.notes and row.notes.edges) for row in self.rows)
+
+
+def choices_of(comparison: Comparison) -> Choices | None:
+    """None where no model chooses anything."""
+    names = [name for name in _columns(comparison) if any(r.get(name) for r in comparison.rows)]
+    by_place: dict[tuple[str, str], list[ResultRow]] = {}
+    for row in comparison.rows:
+        by_place.setdefault((row["model"], comparison.at(row)), []).append(row)
+    rows = [
+        Choice(
+            model=model,
+            at=at,
+            notes=comparison.notes.get((model, at)),
+            trials=len(trials),
+            values=[_range(trials, name) for name in names],
+        )
+        for (model, at), trials in by_place.items()
+    ]
+    rows = [row for row in rows if any(value.text for value in row.values)]
     if not names:
-        return ""
-    rows: list[list[Cell | str]] = []
-    cells = hit = 0
-    for model, at in dict.fromkeys((r["model"], _at(section, r)) for r in section.rows):
-        mine = [r for r in section.rows if (r["model"], _at(section, r)) == (model, at)]
-        values = [_range(mine, name) for name in names]
-        if not any(cell.text for cell in values):
-            continue
-        notes = section.notes.get((model, at))
-        edges = "not recorded" if notes is None else edge_counts(notes, len(mine))
-        cells, hit = cells + (notes is not None), hit + any(map(EDGE.match, notes or ()))
-        place = [Cell(at, float(at))] if section.x else []
-        rows.append([model, *place, edges, *values])
-    head = ["model", *([section.x] if section.x else []), "on a grid edge", *names]
-    made = table(
-        head, rows, label=f"Hyper-parameters on {section.data}", text=["model", "on a grid edge"]
-    )
-    said = f"A grid edge was chosen in {hit} of {cells} cells that recorded it. " if cells else ""
-    return (
-        f"<h3>Chosen hyper-parameters</h3>\n{made}\n"
-        f'<p class="soft">Median over trials, and the range where they differ. {escape(said)}</p>'
-    )
+        return None
+    return Choices(data=comparison.data, x=comparison.x, names=names, rows=rows)
 
 
-def edge_counts(notes: Sequence[str], trials: int) -> str:
-    """Notes of several runs added up: `lam upper (0.1): 3 of 30`; other notes as they are."""
-    counts: dict[tuple[str, str, str], int] = {}
-    others = []
-    for note in notes:
-        found = EDGE.match(note)
-        if found is None:
-            others.append(note)
-            continue
-        key = (found["name"], found["end"], found["value"])
-        counts[key] = counts.get(key, 0) + int(found["n"])
-    words = [f"{name} {end} ({at}): {n} of {trials}" for (name, end, at), n in counts.items()]
-    return "; ".join([*words, *dict.fromkeys(others)])
+def edge_counts(notes: Notes, trials: int) -> str:
+    """Edges of several runs added up: `lam upper (0.1): 3 of 30`; other notes as they are."""
+    counts: Counter[tuple[str, str, float]] = Counter()
+    for edge in notes.edges:
+        counts[edge.name, edge.end, edge.value] += edge.count
+    edges = [f"{name} {end} ({at:g}): {n} of {trials}" for (name, end, at), n in counts.items()]
+    return "; ".join([*edges, *dict.fromkeys(notes.sentences)])
 
 
-def _columns(section: Section) -> list[str]:
-    names = dict.fromkeys(name for row in section.rows for name in row)
-    given = {*NOT_CHOSEN, *swept_keys(section.runs)}
-    return [name for name in names if not (name in given or "." in name or _is_error(name))]
+def _columns(comparison: Comparison) -> list[str]:
+    """Columns that hold what a model chose; `rmse ...` are errors of runs on own data."""
+    names = dict.fromkeys(name for row in comparison.rows for name in row)
+    others = {*NOT_CHOSEN, *varied_keys(comparison.runs)}
+    return [n for n in names if not (n in others or "." in n or n.startswith("rmse "))]
 
 
-def _is_error(name: str) -> bool:
-    """An error in a column's own units, of a run on own data."""
-    return name.startswith("rmse ")
-
-
-def _at(section: Section, row: Row) -> str:
-    return row[section.x] if section.x else ""
-
-
-def _range(rows: Sequence[Row], name: str) -> Cell:
+def _range(rows: Sequence[ResultRow], name: str) -> Range:
     try:
-        values = np.array([float(row[name]) for row in rows if row.get(name)])
+        values = [float(row[name]) for row in rows if row.get(name)]
     except ValueError:  # a word, not a number
-        return Cell(", ".join(dict.fromkeys(row[name] for row in rows if row.get(name))))
-    values = np.array([value for value in values if is_in_range(float(value))])
-    if not len(values):
-        return Cell("")
-    middle, low, high = np.median(values), values.min(), values.max()
+        return Range(", ".join(dict.fromkeys(row[name] for row in rows if row.get(name))))
+    values = [value for value in values if is_in_range(value)]
+    if not values:
+        return Range()
+    middle, low, high = float(np.median(values)), min(values), max(values)
     text = f"{middle:.3g}" if low == high else f"{middle:.3g} ({low:.3g} to {high:.3g})"
-    return Cell(text, float(middle))
+    return Range(text, middle)

@@ -1,7 +1,8 @@
 """Tables over trials: mean, standard error, median, and paired tests between models."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,17 @@ from kbr.app.text.numbers import in_digits
 
 STARS = ((1e-4, "****"), (1e-3, "***"), (1e-2, "**"), (5e-2, "*"))
 TEST_FROM = 6  # with fewer pairs the signed-rank test cannot reach p < .05
-SHOWN_COLUMNS = 6  # of a table that is 80 characters wide
+WIDEST = 6  # columns of a table that is 80 characters wide
+STATISTICS = ("model", "trials", "mean", "stderr", "median")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairedTest:
     """A two-sided Wilcoxon signed-rank test over common seeds; `note` says what it could not do."""
 
-    p: float | None
+    p: float | None = None
     pairs: int
-    difference: float | None  # mean of a - b
+    difference: float | None = None  # mean of a - b
     note: str = ""
 
 
@@ -66,55 +68,80 @@ def standard_error(errors: np.ndarray) -> float:
     return float(errors.std(ddof=1) / len(errors) ** 0.5) if len(errors) > 1 else 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelSummary:
+    """Errors of one model on one data set at one x; `test` is None of the reference itself."""
+
+    data: str
+    x: str | None
+    at: float | None
+    model: str
+    trials: int
+    mean: float
+    stderr: float
+    median: float
+    test: PairedTest | None = None
+    p_holm: float | None = None  # corrected over all comparisons of the data set
+
+    @property
+    def stars(self) -> str:
+        return stars(self.p_holm)
+
+    def row(self) -> dict[str, Any]:
+        """As a row of summary.csv."""
+        test = self.test
+        return {
+            "data": self.data,
+            **({} if self.x is None else {self.x: self.at}),
+            **{name: getattr(self, name) for name in STATISTICS},
+            "p_value": None if test is None else test.p,
+            "p_holm": self.p_holm,
+            "pairs": None if test is None else test.pairs,
+            "note": "" if test is None else test.note,
+        }
+
+
 def summarize(
     rows: Sequence[Mapping[str, str]], x: str | None, reference: str | None
-) -> list[dict[str, Any]]:
-    """One row for each data set, x and model, tested by seed against `reference` at the same x.
-
-    p_holm is corrected over all comparisons of the row's data set.
-    """
+) -> list[ModelSummary]:
+    """One for each data set, x and model, tested by seed against `reference` at the same x."""
     cells: dict[tuple[str, float | None, str], dict[int, float]] = {}
     for row in rows:
         key = (row["data"], None if x is None else float(row[x]), row["model"])
         cells.setdefault(key, {})[int(row["seed"])] = float(row["mse"])
-    table = []
-    for (data, at, model), by_seed in cells.items():
-        entry: dict[str, Any] = {"data": data}
-        if x is not None and at is not None:
-            entry[x] = int(at) if at == int(at) else at
-        entry |= {"model": model} | statistics(by_seed)
-        against = cells.get((data, at, reference)) if reference else None
-        if against is not None and model != reference:
-            test = paired_test(by_seed, against)
-            entry |= {"p_value": test.p, "pairs": test.pairs, "note": test.note}
-        elif reference and model != reference:
-            entry |= {"pairs": 0, "note": f"no trials of {reference}"}
-        table.append(entry)
-    for data in dict.fromkeys(row["data"] for row in table):
-        fill_holm([row for row in table if row["data"] == data])
-    return table
+    summaries = []
+    for (data, at, model), errors in cells.items():
+        values, test = np.array(list(errors.values())), None
+        if reference and model != reference:
+            against = cells.get((data, at, reference))
+            test = PairedTest(pairs=0, note=f"no trials of {reference}")
+            test = test if against is None else paired_test(errors, against)
+        summaries.append(
+            ModelSummary(
+                data=data,
+                x=x,
+                at=int(at) if at is not None and at == int(at) else at,
+                model=model,
+                trials=len(values),
+                mean=float(values.mean()),
+                stderr=standard_error(values),
+                median=float(np.median(values)),
+                test=test,
+            )
+        )
+    return _with_holm(summaries)
 
 
-def statistics(errors: Mapping[int, float]) -> dict[str, Any]:
-    """A model's part of a table's row, from its error by seed; no test has been made yet."""
-    values = np.array(list(errors.values()))
-    return {
-        "trials": len(values),
-        "mean": float(values.mean()),
-        "stderr": standard_error(values),
-        "median": float(np.median(values)),
-        "p_value": None,
-        "p_holm": None,
-        "pairs": None,
-        "note": "",
-    }
-
-
-def fill_holm(rows: Sequence[dict[str, Any]]) -> None:
-    """p_holm of the rows that were tested, corrected over all of them."""
-    tested = [row for row in rows if row["p_value"] is not None]
-    for row, value in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
-        row["p_holm"] = value
+def _with_holm(summaries: Sequence[ModelSummary]) -> list[ModelSummary]:
+    tested: dict[str, list[tuple[int, float]]] = {}
+    for place, one in enumerate(summaries):
+        if one.test is not None and one.test.p is not None:
+            tested.setdefault(one.data, []).append((place, one.test.p))
+    corrected: dict[int, float] = {}
+    for comparisons in tested.values():
+        places, p_values = zip(*comparisons, strict=True)
+        corrected |= dict(zip(places, holm(p_values), strict=True))
+    return [replace(one, p_holm=corrected.get(place)) for place, one in enumerate(summaries)]
 
 
 def stars(p: float | None) -> str:
@@ -122,57 +149,55 @@ def stars(p: float | None) -> str:
     return "" if p is None else next((mark for limit, mark in STARS if p < limit), "")
 
 
-def format_table(table: Sequence[Mapping[str, Any]], x: str | None, reference: str | None) -> str:
+def format_table(table: Sequence[ModelSummary], x: str | None, reference: str | None) -> str:
     """Models as rows, x as columns, at most 80 characters wide; stars are against `reference`."""
     lines = []
-    for data in dict.fromkeys(row["data"] for row in table):
-        mine = [row for row in table if row["data"] == data]
+    for data in dict.fromkeys(one.data for one in table):
+        mine = [one for one in table if one.data == data]
         lines.append(f"\n{data}: mean MSE" + (f" by {x}" if x else ""))
-        lines += _single(mine) if x is None else _blocks(mine, x)
-    lines += legend(table, reference)
-    return "\n".join(lines)
+        lines += _single(mine) if x is None else _blocks(mine)
+    return "\n".join([*lines, *legend(table, reference)])
 
 
-def legend(table: Sequence[Mapping[str, Any]], reference: str | None) -> list[str]:
+def legend(table: Sequence[ModelSummary], reference: str | None) -> list[str]:
     """What the stars mean, and what could not be tested."""
-    compared = [row for row in table if row["pairs"] is not None]
-    if not compared:
+    tests = [one.test for one in table if one.test is not None]
+    if not tests:
         return []
     lines = [
         f"\n  stars: differs from {reference}",
         "  paired Wilcoxon signed-rank test, Holm-corrected over a data set's comparisons",
         "  * p < .05, ** p < .01, *** p < .001, **** p < .0001",
     ]
-    notes = [row["note"] for row in compared if row["note"]]
-    for note in dict.fromkeys(notes):
-        lines.append(f"  {notes.count(note)} of {len(compared)} comparisons: {note}")
+    notes = Counter(test.note for test in tests if test.note)
+    lines += [f"  {count} of {len(tests)} comparisons: {note}" for note, count in notes.items()]
     return lines
 
 
-def _single(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    width = max(13, *(len(row["model"]) for row in rows))
+def _single(table: Sequence[ModelSummary]) -> list[str]:
+    width = max(13, *(len(one.model) for one in table))
     return [
-        f" {row['model']:<{width}}{_cell(row):>11} ± {in_digits(row['stderr'], like=row['mean'])}"
-        for row in rows
+        f" {one.model:<{width}}{_cell(one):>11} ± {in_digits(one.stderr, like=one.mean)}"
+        for one in table
     ]
 
 
-def _blocks(rows: Sequence[Mapping[str, Any]], x: str) -> list[str]:
+def _blocks(table: Sequence[ModelSummary]) -> list[str]:
     """Columns that do not fit side by side go into further blocks."""
-    columns = sorted({row[x] for row in rows})
-    models = list(dict.fromkeys(row["model"] for row in rows))
+    columns = sorted({one.at for one in table if one.at is not None})
+    cells = {(one.model, one.at): _cell(one) for one in table}
+    models = list(dict.fromkeys(one.model for one in table))
     width = max(13, *(len(model) for model in models))
-    fit = max(1, min(SHOWN_COLUMNS, (79 - width) // 11))
+    fit = max(1, min(WIDEST, (79 - width) // 11))
     lines = []
     for start in range(0, len(columns), fit):
         part = columns[start : start + fit]
         lines.append(f" {'':<{width}}" + "".join(f"{c:>11}" for c in part))
         for model in models:
-            values = {row[x]: row for row in rows if row["model"] == model}
-            cells = [_cell(values.get(c)) for c in part]
-            lines.append(f" {model:<{width}}" + "".join(f"{cell:>11}" for cell in cells))
+            texts = (cells.get((model, c), "-") for c in part)
+            lines.append(f" {model:<{width}}" + "".join(f"{text:>11}" for text in texts))
     return lines
 
 
-def _cell(row: Mapping[str, Any] | None) -> str:
-    return "-" if row is None else in_digits(row["mean"]) + stars(row["p_holm"])
+def _cell(one: ModelSummary) -> str:
+    return in_digits(one.mean) + one.stars

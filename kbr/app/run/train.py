@@ -18,7 +18,6 @@ from omegaconf import DictConfig, OmegaConf
 from kbr.app.cli import stop
 from kbr.app.config.check import check_config
 from kbr.app.figures.run import run_figures
-from kbr.app.figures.uncertainty import trial_coverage, uncertainty_metrics
 from kbr.app.models.outcome import Outcome
 from kbr.app.models.trained import tried
 from kbr.app.recordings.task import OwnData
@@ -40,7 +39,9 @@ from kbr.app.run.packages import check_packages
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
 from kbr.app.run.trainer import is_parallel, launch_of, trainer_settings
 from kbr.app.run.trusted import build, names_of, outside, part
-from kbr.app.sweep.progress import SweepProgress, searches
+from kbr.app.runs.metrics import trial_coverage, uncertainty_metrics
+from kbr.app.sweep.grid import searches
+from kbr.app.sweep.progress import SweepProgress
 from kbr.app.tasks.task import Problem
 from kbr.app.text.commands import command, setting, shown
 from kbr.app.text.numbers import in_digits, with_error

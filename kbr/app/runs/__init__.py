@@ -1,1 +1,1 @@
-"""Finished runs, read back from their folders."""
+"""Finished runs: read back from their folders, and measured."""

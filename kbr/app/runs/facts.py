@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kbr.app.text.plain import one_line
+from kbr.core.filters.kernel.search import Edge
 
 LARGEST, SMALLEST = 1e50, 1e-50  # of an error or a setting on an axis
 SEED_BITS = 63
@@ -23,7 +24,7 @@ def _names(value: Any) -> dict[str, str]:
     return {_text(key): _text(one) for key, one in _of(dict, value).items()}
 
 
-def _seconds(value: Any) -> float:
+def _size(value: Any) -> float:
     if isinstance(value, bool) or not 0 <= float(_of(int | float, value)) <= LARGEST:
         raise TypeError
     return float(value)
@@ -35,19 +36,32 @@ def _count(value: Any) -> int:
     return int(_of(int, value))
 
 
+def _edges(value: Any) -> list[Edge]:
+    edges = [_of(dict, one) for one in _of(list, value)]
+    return [Edge(**{key: take(one.get(key)) for key, take in EDGE.items()}) for one in edges]
+
+
 def _of(kind: Any, value: Any) -> Any:
     if not isinstance(value, kind):
         raise TypeError
     return value
 
 
+EDGE: Mapping[str, Callable[[Any], Any]] = {
+    "name": _text,
+    "end": _text,
+    "value": _size,
+    "count": _count,
+    "of": _count,
+}
 Kinds = Mapping[str, tuple[Callable[[Any], Any], str]]
 MANIFEST_FACTS: Kinds = {
     **dict.fromkeys(
         ("fingerprint", "kbr", "torch", "python", "machine", "commit", "finished"), (_text, "text")
     ),
-    "seconds": (_seconds, "a number of seconds"),
+    "seconds": (_size, "a number of seconds"),
     "notes": (_texts, "a list of texts"),
+    "edges": (_edges, "a list of edges"),
     "digests": (_names, "a digest for each file"),
 }
 METRIC_FACTS: Kinds = {"test/trials": (_count, "a number of trials")}

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from kbr.app.runs.files import (
     read_table,
     read_yaml,
 )
+from kbr.app.runs.notes import Notes
 from kbr.app.text.plain import one_line, visible
 
 NEEDED = ("data", "model", "seed", "mse")
@@ -53,14 +54,20 @@ class Run:
         """The option of a config group, or the value of a key."""
         if key in self.choices:
             return self.choices[key]
-        found: Any = self.config
+        value: Any = self.config
         for part in key.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-        return found.get("name") if isinstance(found, dict) else found
+            value = value.get(part) if isinstance(value, dict) else None
+        return value.get("name") if isinstance(value, dict) else value
 
     @property
     def is_quick(self) -> bool:
         return bool(self.config.get("quick"))
+
+    @property
+    def notes(self) -> Notes | None:
+        """None where it recorded none."""
+        sentences, edges = (self.manifest.get(name) for name in ("notes", "edges"))
+        return None if sentences is None else Notes.of_run(sentences, edges)
 
     @property
     def identity(self) -> tuple[Any, ...] | None:
@@ -119,20 +126,8 @@ def collect(folders: Sequence[Path]) -> Collection:
 
 
 def _kinds(folder: Path, problems: list[str]) -> tuple[set[Path], set[Path], set[Path]]:
-    """The folders of runs that were begun, that failed, that finished."""
+    """The folders of runs that were begun, that failed, that finished; no links are followed."""
     begun, failed, finished = set(), set(), set()
-    for at, names in _walk(folder, problems):
-        if at.name == CONFIG.parent.name and CONFIG.name in names:
-            begun.add(at.parent)
-        if FAILURE in names:
-            failed.add(at)
-        if MANIFEST in names:
-            finished.add(at)
-    return begun, failed, finished
-
-
-def _walk(folder: Path, problems: list[str]) -> Iterator[tuple[Path, set[str]]]:
-    """Every folder within, with the names it holds; links to folders are not followed."""
     waiting = [folder]
     while waiting:
         at = waiting.pop()
@@ -143,7 +138,13 @@ def _walk(folder: Path, problems: list[str]) -> Iterator[tuple[Path, set[str]]]:
             problems.append(f"{location(at)}: cannot be read ({error.strerror})")
             continue
         waiting += [at / name for name, is_folder in inside.items() if is_folder]
-        yield at, set(inside)
+        if at.name == CONFIG.parent.name and CONFIG.name in inside:
+            begun.add(at.parent)
+        if FAILURE in inside:
+            failed.add(at)
+        if MANIFEST in inside:
+            finished.add(at)
+    return begun, failed, finished
 
 
 def _read(folder: Path, problems: list[str]) -> Run | None:
@@ -165,8 +166,9 @@ def _read(folder: Path, problems: list[str]) -> Run | None:
     config = _settings(folder / CONFIG, read_yaml, problems)
     hydra = _settings(folder / HYDRA, read_yaml, problems)
     choices = _inside(hydra, "hydra", "runtime", "choices")
-    overrides = _inside(hydra, "hydra", "overrides").get("task")
-    if hydra and not (choices and isinstance(overrides, list)):
+    typed = _inside(hydra, "hydra", "overrides").get("task")
+    overrides = typed if isinstance(typed, list) else None
+    if hydra and (not choices or overrides is None):
         problems.append(f"{location(folder / HYDRA)}: damaged or truncated")
     if not rows:
         problems.append(f"{location(folder)}: left out, as none of its trials can be used")
@@ -177,23 +179,19 @@ def _read(folder: Path, problems: list[str]) -> Run | None:
         config=config,
         figure=_figure(config.get("figure"), f"{location(folder / CONFIG)}: ", problems),
         choices={str(key): one_line(str(value)) for key, value in choices.items()},
-        overrides=tuple(one_line(str(one)) for one in overrides)
-        if isinstance(overrides, list)
-        else (),
+        overrides=tuple(one_line(str(one)) for one in overrides or ()),
         manifest=manifest,
     )
 
 
-def _figure(given: Any, where: str, problems: list[str]) -> dict[str, Any]:
+def _figure(values: Any, where: str, problems: list[str]) -> dict[str, Any]:
     """What the experiment says about its figure."""
-    if given is not None and not isinstance(given, dict):
-        problems.append(f"{where}figure is {one_line(repr(given), 60)}, not named values; not used")
-    return facts(
-        given if isinstance(given, dict) else {},
-        FIGURE_FACTS,
-        where=f"{where}figure.",
-        problems=problems,
-    )
+    if values is not None and not isinstance(values, dict):
+        problems.append(
+            f"{where}figure is {one_line(repr(values), 60)}, not named values; not used"
+        )
+        values = None
+    return facts(values or {}, FIGURE_FACTS, where=f"{where}figure.", problems=problems)
 
 
 def _changed(folder: Path, digests: dict[str, str]) -> str | None:
@@ -271,8 +269,8 @@ def _failure(path: Path) -> str:
 def _inside(settings: dict[str, Any], *keys: str) -> dict[str, Any]:
     """Settings within settings; empty where a truncated file has none."""
     for key in keys:
-        found = settings.get(key)
-        settings = found if isinstance(found, dict) else {}
+        inner = settings.get(key)
+        settings = inner if isinstance(inner, dict) else {}
     return settings
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO
@@ -157,18 +157,20 @@ def stream(options: Options) -> int:
                     if row is None:
                         break
                     try:
-                        made = _step(filt, belief, row, left)
+                        after = _step(filt, belief, row, left)
                     except KbrError as error:
                         if options.on_error == "stop":
                             raise KbrError(f"line {row.line}: {error}") from error
                         say(f"line {row.line} skipped: {error}")
                         continue
-                    _written(lambda: write(made, row.shown), options)  # noqa: B023
-                    belief, done = made, done + 1
+                    with _writing(options):
+                        write(after, row.shown)
+                    belief, done = after, done + 1
             except (KbrError, Stopped, BrokenPipeError) as error:
                 failed = error
             if failed is None:
-                _written(lambda: write.header([]), options)
+                with _writing(options):
+                    write.header([])
             elif done == 0 or isinstance(failed, Unwritten):
                 raise failed  # what was in the output before stays there
         if state is not None:
@@ -270,10 +272,11 @@ def _output(options: Options, stack: ExitStack) -> TextIO:
     return sys.stdout
 
 
-def _written(write: Any, options: Options) -> None:
+@contextmanager
+def _writing(options: Options) -> Iterator[None]:
     """A full disk and the like as one line; a reader that has gone passes through."""
     try:
-        write()
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -21,10 +21,11 @@ from kbr.app.run.claim import claim, lock
 from kbr.app.run.folder import read_metrics
 from kbr.app.run.resume import use_saved_settings
 from kbr.app.run.trainer import launch_of
+from kbr.app.sweep.grid import grid_of
 from kbr.app.sweep.orphans import end_with
-from kbr.app.sweep.progress import Plan, SweepProgress, grid_of, timeline_of
+from kbr.app.sweep.progress import Cells, SweepProgress
 from kbr.app.text.commands import command, setting
-from kbr.app.text.numbers import in_digits, in_words, with_error
+from kbr.app.text.numbers import duration, in_digits, with_error
 from kbr.core.errors import KbrError
 
 
@@ -47,18 +48,18 @@ class SweepReport(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         if config.resume is not None:
             stop("resume is for a single run; a sweep goes on with the same command.")
-        plan = Plan.of(grid_of(config.hydra), (config.get("figure") or {}).get("cost") or {})
+        cells = Cells.of(grid_of(config.hydra), (config.get("figure") or {}).get("cost") or {})
         unnamed = config.hydra.job.config.override_dirname.exclude_keys
         self.process = os.getpid()
-        if same := [key for key in plan.varied if key in unnamed]:
+        if same := [key for key in cells.varied if key in unnamed]:
             stop(f"cells that differ in {same[0]} alone would share a folder. Give {same[0]} once.")
         try:
             folder = claim(config, "hydra.sweep.dir")
         except KbrError as error:
             stop(str(error))
         on_ctrl_c(f"Finished cells are kept. Go on: {_again(config)}")
-        timeline_of(config.hydra).begin(plan)
-        count = "" if plan.costs is None else f"{len(plan.costs)} cells "
+        SweepProgress.of_sweep(config.hydra).begin(cells)
+        count = "" if cells.costs is None else f"{len(cells.costs)} cells "
         print(f"sweep: {count}into {folder}; finished cells are skipped")
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -83,7 +84,7 @@ class SweepReport(Callback):
         from kbr.app.sweep.results import gather
 
         folder = Path(config.hydra.sweep.dir)
-        timeline_of(config.hydra).path.unlink(missing_ok=True)
+        SweepProgress.of_sweep(config.hydra).path.unlink(missing_ok=True)
         seconds = time.time() - self.started
         try:
             failed = gather(folder, config.get("figure"))
@@ -116,7 +117,7 @@ def _result(folder: Path, seconds: float) -> str:
     error = in_digits(metrics["test/mse"])
     if metrics["test/trials"] > 1:
         error = with_error(metrics["test/mse"], metrics["test/mse_stderr"])
-    return f"{error:<15} {in_words(seconds):>7}"
+    return f"{error:<15} {duration(seconds):>7}"
 
 
 def _first_line(text: str) -> str:

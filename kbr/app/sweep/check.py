@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kbr.app.cli import CONFIGS, stop
 from kbr.app.config.check import check_config
 from kbr.app.config.errors import composition_error
-from kbr.app.sweep.progress import grid_of
+from kbr.app.sweep.grid import grid_of
 from kbr.core.errors import KbrError
 
 

@@ -9,51 +9,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Self
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob
+from kbr.app.text.numbers import duration
 
-from kbr.app.text.numbers import in_words
-
-BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+FILE = ".progress"  # in the sweep's folder: a line for the cells, then one for each part done
 LENGTH = "data.n_train"  # a cell's time grows with it
 LONG_TRIAL = 10.0  # seconds from which on the end of a trial is said
 
-Grid = Mapping[str, Sequence[str]]  # the values of each key
-
-
-def searches(hydra: Any) -> bool:
-    """Whether the sweeper decides as it goes, by what the cells return."""
-    return bool(hydra.sweeper.get("_target_") != BASIC)
-
-
-def grid_of(hydra: Any) -> dict[str, list[str]] | None:
-    """The values a grid sweep gives each key; None for sweepers that decide as they go."""
-    if searches(hydra):
-        return None
-    texts = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
-    overrides = OverridesParser.create().parse_overrides([*texts, *hydra.overrides.task])
-    if any(isinstance(one.value(), Glob) for one in overrides):
-        return None  # which options there are, only Hydra's own parser knows
-    grid = {}  # a key on the command line takes the place of the experiment's own
-    for one in overrides:
-        swept = one.is_sweep_override() and one.is_discrete_sweep()
-        key = one.get_key_element()
-        grid[key] = list(one.sweep_string_iterator()) if swept else [one.get_value_element_as_str()]
-    return grid
-
-
-def cell_name(overrides: Sequence[str], varied: Sequence[str]) -> str:
-    """What sets a cell apart: the keys that are varied, `data.n_train=300` as `n_train=300`."""
-    given = {key: value for key, _, value in (text.partition("=") for text in overrides)}
-    return " ".join(
-        given[key] if key in ("data", "model") else f"{key.rpartition('.')[2]}={given[key]}"
-        for key in [key for key in varied if key in given] or given
-    )
-
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a sweep will do: the keys it varies and the time of each cell beside the others'.
+class Cells:
+    """The keys that tell cells apart, and the time of each cell beside the others'.
 
     `costs` is None for sweepers that decide as they go.
     """
@@ -62,26 +27,32 @@ class Plan:
     costs: Mapping[str, float] | None = None
 
     @classmethod
-    def of(cls, grid: Grid | None, of_models: Mapping[str, float]) -> Self:
+    def of(cls, grid: Mapping[str, Sequence[str]] | None, of_models: Mapping[str, float]) -> Self:
         """A cell takes the time of its model, which grows with the length."""
         if grid is None:
             return cls()
-        varied = [key for key, values in grid.items() if len(values) > 1]
-        costs = {}
+        varied, costs = [key for key, values in grid.items() if len(values) > 1], {}
         for values in product(*grid.values()):
             cell = dict(zip(grid, values, strict=True))
-            name = cell_name([f"{key}={value}" for key, value in cell.items()], varied)
             length = cell.get(LENGTH, "1")
             steps = float(length) if length.isdecimal() else 1.0
-            costs[name] = of_models.get(cell.get("model", ""), 1.0) * steps
+            costs[cell_name(cell, varied)] = of_models.get(cell.get("model", ""), 1.0) * steps
         return cls(varied=varied, costs=costs)
+
+
+def cell_name(cell: Mapping[str, str], varied: Sequence[str]) -> str:
+    """What sets a cell apart: the keys that are varied, `data.n_train=300` as `n_train=300`."""
+    return " ".join(
+        cell[key] if key in ("data", "model") else f"{key.rpartition('.')[2]}={cell[key]}"
+        for key in [key for key in varied if key in cell] or cell
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """When a share of a cell ran, in seconds of the clock.
 
-    `skipped` is what says nothing about the time of others: found done, or failed.
+    `skipped` is what says nothing about the time of others: finished before, or failed.
     """
 
     cell: str
@@ -89,45 +60,6 @@ class Part:
     start: float
     end: float
     skipped: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """A sweep's plan and what is done of it: a line of the file for each."""
-
-    path: Path
-
-    def begin(self, plan: Plan) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(asdict(plan)) + "\n")
-
-    def plan(self) -> Plan:
-        return next((Plan(**line) for line in self._lines() if "varied" in line), Plan())
-
-    def parts(self) -> list[Part]:
-        return [Part(**line) for line in self._lines() if "varied" not in line]
-
-    def add(self, part: Part) -> list[Part]:
-        """All parts so far with this one; a full disk costs the estimate, not the run."""
-        with suppress(OSError), self.path.open("a") as file:
-            file.write(json.dumps(asdict(part)) + "\n")
-        return self.parts()
-
-    def _lines(self) -> list[dict[str, Any]]:
-        """The lines that are whole: another process may be writing the last one."""
-        try:
-            text = self.path.read_text()
-        except OSError:
-            return []
-        lines = []
-        for line in text.splitlines():
-            with suppress(json.JSONDecodeError):
-                lines.append(json.loads(line))
-        return lines
-
-
-def timeline_of(hydra: Any) -> Timeline:
-    return Timeline(path=Path(hydra.sweep.dir) / ".progress")
 
 
 def share_done(parts: Sequence[Part], cell: str) -> float:
@@ -151,19 +83,41 @@ def seconds_left(parts: Sequence[Part], costs: Mapping[str, float] | None) -> fl
 
 @dataclass(frozen=True, kw_only=True)
 class SweepProgress:
-    """Says how far the sweep is whenever one of its cells gets on."""
+    """The file of a sweep, as one of its cells sees it: each part done is added and said."""
 
-    timeline: Timeline
-    plan: Plan
-    cell: str
+    path: Path
+    cell: str = ""
 
     @classmethod
     def of(cls, hydra: Any) -> Self:
-        """As the cell of this Hydra config sees it."""
-        timeline = timeline_of(hydra)
-        plan = timeline.plan()
-        name = cell_name(hydra.overrides.task, plan.varied)
-        return cls(timeline=timeline, plan=plan, cell=name)
+        """For the cell of this Hydra config."""
+        whole = cls.of_sweep(hydra)
+        given = dict(text.partition("=")[::2] for text in hydra.overrides.task)
+        return cls(path=whole.path, cell=cell_name(given, whole.read()[0].varied))
+
+    @classmethod
+    def of_sweep(cls, hydra: Any) -> Self:
+        return cls(path=Path(hydra.sweep.dir) / FILE)
+
+    def begin(self, cells: Cells) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(asdict(cells)) + "\n")
+
+    def read(self) -> tuple[Cells, list[Part]]:
+        """What is whole in the file: another process may be writing its last line."""
+        lines: list[dict[str, Any]] = []
+        with suppress(OSError):
+            for line in self.path.read_text().splitlines():
+                with suppress(json.JSONDecodeError):
+                    lines.append(json.loads(line))
+        cells = [Cells(**line) for line in lines if "varied" in line]
+        return (cells or [Cells()])[0], [Part(**line) for line in lines if "varied" not in line]
+
+    def add(self, part: Part) -> tuple[Cells, list[Part]]:
+        """All so far with this part; a full disk costs the estimate, not the run."""
+        with suppress(OSError), self.path.open("a") as file:
+            file.write(json.dumps(asdict(part)) + "\n")
+        return self.read()
 
     def trial_ended(self, started: float, number: int, trials: int, *, skipped: bool) -> None:
         """One of the trials of this cell is done; said if it took long."""
@@ -171,22 +125,20 @@ class SweepProgress:
             return  # the end of the cell says so
         now = time.time()
         part = Part(cell=self.cell, share=1 / trials, start=started, end=now, skipped=skipped)
-        parts = self.timeline.add(part)
-        if now - started >= LONG_TRIAL:
-            trial = f"trial {number} of {trials}"
-            self._say(parts, f"{trial:<15} {in_words(now - started):>7}")
+        text = f"trial {number} of {trials}"
+        self._add(part, f"{text:<15} {duration(now - started):>7}", now - started >= LONG_TRIAL)
 
     def cell_ended(self, started: float, result: str, *, skipped: bool) -> None:
-        rest = 1 - share_done(self.timeline.parts(), self.cell)
+        rest = 1 - share_done(self.read()[1], self.cell)
         part = Part(cell=self.cell, share=rest, start=started, end=time.time(), skipped=skipped)
-        self._say(self.timeline.add(part), result, silent=skipped)
+        self._add(part, result, True)
 
-    def _say(self, parts: Sequence[Part], result: str, *, silent: bool = False) -> None:
+    def _add(self, part: Part, result: str, is_said: bool) -> None:
         """`[ 7/40] oscillatory n_train=900 iw   0.0551 ± 0.0012   12 s  ~12 min left`."""
-        costs = self.plan.costs
-        of = "" if costs is None else f"/{len(costs)}"
-        done = cells_done(parts)
-        place = f"[{done:>{max(1, len(of) - 1)}}{of}]"
-        left = None if silent else seconds_left(parts, costs)
-        ahead = f"  ~{in_words(left)} left" if left else ""
-        print(f"{place} {self.cell:<33} {result}{ahead}", flush=True)
+        cells, parts = self.add(part)
+        of = "" if cells.costs is None else f"/{len(cells.costs)}"
+        place = f"[{cells_done(parts):>{max(1, len(of) - 1)}}{of}]"
+        left = None if part.skipped else seconds_left(parts, cells.costs)
+        ahead = f"  ~{duration(left)} left" if left else ""
+        if is_said:
+            print(f"{place} {self.cell:<33} {result}{ahead}", flush=True)

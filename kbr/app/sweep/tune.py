@@ -160,7 +160,6 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 def _task(config: DictConfig) -> tuple[Any, Any, str]:
     """The data, the method that is trained on them, and the name of its validation error."""
     from kbr.app.models.trained import TrainedMethod
-    from kbr.app.recordings.task import OwnData
     from kbr.app.run.trusted import build
     from kbr.app.tasks.task import PosteriorMean
 
@@ -169,8 +168,7 @@ def _task(config: DictConfig) -> tuple[Any, Any, str]:
         raise KbrError(
             f"the search is for trained filters; got model={method.name} on data={problem.name}."
         )
-    vectors = isinstance(problem, OwnData) and not problem.recording.has_images
-    if vectors and config.encoder.get("_target_") != "kbr.training.encoders.MLP":
+    if problem.has_own_vectors and config.encoder.get("_target_") != "kbr.training.encoders.MLP":
         raise KbrError("x are vectors, which the MLP takes: add encoder=mlp to the search.")
     return problem, method, problem.val_name.replace("_", "/", 1)
 

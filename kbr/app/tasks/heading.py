@@ -17,7 +17,7 @@ def degrees(z: Tensor) -> Tensor:
     return torch.rad2deg(torch.atan2(z[..., 1], z[..., 0])) % 360
 
 
-def in_words(z: Tensor) -> str:
+def degrees_text(z: Tensor) -> str:
     """The heading of one z, as 0° .. 359°."""
     return f"{round(float(degrees(z))) % 360}°"
 

@@ -1,9 +1,9 @@
 """What a run is asked to do: which data, how many, and what counts as an error."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class Filtering:
     filter_units: ClassVar[None] = None  # of x and z; None: numbers as they are
     val_name: ClassVar[str] = "val_mse"
     notes: ClassVar[tuple[str, ...]] = ()  # what a run must say about its data
+    is_recorded: ClassVar[bool] = False
+    has_own_vectors: ClassVar[bool] = False  # which an MLP takes; tasks have an encoder that suits
 
     def data(self, seed: int) -> FilteringData:
         """One data set."""
@@ -69,6 +71,14 @@ class Filtering:
     def info(self) -> dict[str, object]:
         return {}
 
+    def check_unchanged(self, folder: Path) -> None:
+        """A seed always gives the same data."""
+
+    def with_fresh_tests(self, shift: int) -> "FreshTests":
+        """The same training data, with the test sequences of the seeds `shift` further on."""
+        shared = {field.name: getattr(self, field.name) for field in fields(Filtering)}
+        return FreshTests(**shared, base=self, shift=shift)
+
     def state_space(self) -> StateSpaceModel:
         """The true model."""
         if not hasattr(self.task, "state_space"):
@@ -89,6 +99,23 @@ class Filtering:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FreshTests(Filtering):
+    """The training data of a seed, with the test sequence of the seed `shift` further on."""
+
+    base: Filtering
+    shift: int
+
+    def data(self, seed: int) -> FilteringData:
+        own, other = self.base.data(seed), self.base.data(seed + self.shift)
+        if self.shift and torch.equal(own.z_test, other.z_test):
+            raise KbrError(
+                f"data={self.name} has the same test sequence whatever the seed. Leave out "
+                "data.seed."
+            )
+        return replace(own, x_test=other.x_test, z_test=other.z_test)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PosteriorMean:
     """Estimate the posterior mean at given observations for a prior other than the data's."""
 
@@ -96,6 +123,16 @@ class PosteriorMean:
     task: GaussianTask
 
     labels: ClassVar[None] = None
+    is_recorded: ClassVar[bool] = False
+
+    def check_unchanged(self, folder: Path) -> None:
+        """A seed always gives the same data."""
+
+    def with_fresh_tests(self, shift: int) -> NoReturn:
+        raise KbrError(
+            f"data.seed asks for fresh test sequences; data={self.name} has none (its seed "
+            "decides the distribution itself). Leave out data.seed, or train with another seed."
+        )
 
     def trials(self, seeds: Sequence[int]) -> GaussianData:
         return self.task.trials(list(seeds))

@@ -1,7 +1,7 @@
 """Times and errors as a person reads them in a terminal."""
 
 
-def in_words(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """'0.4 s', '40 s', '12 min', '3.5 h'."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"

@@ -5,9 +5,9 @@ from zlib import crc32
 
 LONGEST = 200  # characters of a name
 # Characters that turn the direction of the text around them.
-TURNING = frozenset(
-    map(chr, (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))
-)
+TURNING = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+NONE_IN_XML = (0xFFFE, 0xFFFF)
+ODD = frozenset(map(chr, (*TURNING, *NONE_IN_XML)))
 HIDDEN = frozenset(("Cc", "Cs", "Zl", "Zp"))  # control, surrogate, line and paragraph separators
 
 
@@ -32,7 +32,7 @@ def no_math(text: str) -> str:
 
 
 def _is_hidden(character: str) -> bool:
-    return character in TURNING or unicodedata.category(character) in HIDDEN
+    return character in ODD or unicodedata.category(character) in HIDDEN
 
 
 def _escape(character: str) -> str:

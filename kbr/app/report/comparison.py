@@ -1,0 +1,235 @@
+"""Runs compared by data set: which models, tested against which, over what that was varied."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from kbr.app.figures.style import STYLES
+from kbr.app.report.summary import ModelSummary, summarize
+from kbr.app.runs.facts import is_number, location
+from kbr.app.runs.finished import Collection, Run
+from kbr.app.runs.notes import Notes
+from kbr.app.text.plain import one_line
+
+ResultRow = dict[str, str]
+Trial = tuple[ResultRow, Run]
+QUICK = "quick: fewer trials than the full experiment"
+OWN = ("npz", "recording")  # data options of recordings of one's own
+COLUMNS = {"data.n_train": "n_train", "data.dim": "dim"}  # keys that results.csv has by itself
+LABELS = {"n_train": "training steps n", "dim": "dimension of x and z"}
+# Overrides that do not make a run another experiment.
+SAME = {"experiment", "quick", "trials", "seed", "resume", "data", "model", "debug", "data.path"}
+SAME_GROUPS = {"trainer", "logger", "figure", "hydra"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Models on one data set; `x` is the column on the x axis, if something numeric is varied."""
+
+    data: str
+    x: str | None = None
+    label: str = ""  # of x
+    reference: str | None = None  # the model that the others are tested against
+    models: list[str]
+    rows: list[ResultRow]  # a trial each
+    runs: list[Run] = field(default_factory=list)
+    notes: dict[tuple[str, str], Notes] = field(default_factory=dict)  # of a model at an x
+
+    @property
+    def is_quick(self) -> bool:
+        return any(run.is_quick for run in self.runs)
+
+    def at(self, row: ResultRow) -> str:
+        return row[self.x] if self.x else ""
+
+    def errors(self, model: str) -> dict[tuple[str, int], float]:
+        """By x and seed."""
+        mine = [row for row in self.rows if row["model"] == model]
+        return {(self.at(row), int(row["seed"])): float(row["mse"]) for row in mine}
+
+    @cached_property
+    def summary(self) -> list[ModelSummary]:
+        """A row for each x and model, with its test."""
+        return summarize(self.rows, self.x, self.reference)
+
+    @property
+    def places(self) -> list[float]:
+        """The values of x."""
+        return sorted({one.at for one in self.summary if one.at is not None})
+
+    def cell(self, model: str, at: float) -> ModelSummary | None:
+        found = (one for one in self.summary if (one.model, one.at) == (model, at))
+        return next(found, None)
+
+    def lowest(self, at: float) -> float:
+        return min(one.mean for one in self.summary if one.at == at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """All that tables, figures and pages show of some runs."""
+
+    collection: Collection
+    comparisons: list[Comparison]  # by the name of the data set
+    problems: list[str]
+
+    @property
+    def is_quick(self) -> bool:
+        return any(run.is_quick for run in self.collection.runs)
+
+    @property
+    def rows(self) -> list[ResultRow]:
+        """Every trial, with columns for the keys that are varied."""
+        runs = self.collection.runs
+        return [row for row, _ in _trials(runs, further_keys(runs))]
+
+
+def report_of(collection: Collection) -> Report:
+    """A comparison for each data set.
+
+    Of further keys that are varied, those of the data make data sets of their own, as their test
+    sequences are others; the rest become part of the models' names.
+    """
+    problems = list(collection.problems)
+    by_data: dict[tuple[str, str], list[Run]] = {}
+    for run in collection.runs:
+        for name in dict.fromkeys(row["data"] for row in run.rows):
+            by_data.setdefault((name, _recording(run)), []).append(run)
+    names = [name for name, _ in by_data]
+    comparisons = []
+    for (name, recording), runs in sorted(by_data.items(), key=lambda item: item[0]):
+        title = f"{name} {recording}" if names.count(name) > 1 else name
+        comparisons += _comparisons(name, title, runs, problems)
+    return Report(collection=collection, comparisons=comparisons, problems=problems)
+
+
+def varied_keys(runs: Sequence[Run]) -> list[str]:
+    """Keys given on the command line whose value is not the same in all runs."""
+    keys = dict.fromkeys(
+        text.lstrip("+~").partition("=")[0] for run in runs for text in run.overrides
+    )
+    return [
+        key
+        for key in keys
+        if not (key in SAME or key.split(".")[0] in SAME_GROUPS)
+        and len({_plain(run.value(key)) for run in runs}) > 1
+    ]
+
+
+def further_keys(runs: Sequence[Run]) -> list[str]:
+    """Those among them that results.csv has no column for."""
+    return [key for key in varied_keys(runs) if key not in COLUMNS]
+
+
+def _trials(runs: Sequence[Run], keys: Sequence[str]) -> list[Trial]:
+    return [
+        ({**row, **{key: _plain(run.value(key)) for key in keys}}, run)
+        for run in runs
+        for row in run.rows
+    ]
+
+
+def _recording(run: Run) -> str:
+    """The file of a recording of one's own; files of other data hold what is always the same."""
+    return _plain(run.value("data.path")) if run.value("data") in OWN else ""
+
+
+def _comparisons(data: str, title: str, runs: list[Run], problems: list[str]) -> list[Comparison]:
+    """The trials on `data`, apart for the keys of the data that are not on the x axis."""
+    figure = next((run.figure for run in runs if run.figure), {})
+    keys = further_keys(runs)
+    columns = [name for name in COLUMNS.values() if _varies(runs, name)] + keys
+    trials = [(row, run) for row, run in _trials(runs, keys) if row["data"] == data]
+    wanted = [*filter(None, [figure.get("x")]), *columns]
+    x = next((c for c in wanted if all(is_number(row.get(c)) for row, _ in trials)), None)
+    of_data = {*COLUMNS.values(), *(key for key in keys if key.startswith("data."))} - {x}
+    parts: dict[str, list[Trial]] = {}
+    for row, run in trials:
+        names = {c: f"{c.rpartition('.')[2]}={row[c]}" for c in columns if c != x and row.get(c)}
+        row["data"] = " ".join([title, *(names[c] for c in names if c in of_data)])
+        row["model"] = " ".join([row["model"], *(names[c] for c in names if c not in of_data)])
+        parts.setdefault(row["data"], []).append((row, run))
+    return [_comparison(name, x, figure, mine, problems) for name, mine in parts.items()]
+
+
+def _comparison(
+    data: str, x: str | None, figure: dict[str, Any], trials: list[Trial], problems: list[str]
+) -> Comparison:
+    order = [*(figure.get("models") or ()), *STYLES]
+    models = sorted(
+        {row["model"] for row, _ in trials},
+        key=lambda name: (_rank(name.partition(" ")[0], order), name),
+    )
+    reference = figure.get("reference")
+    if reference not in models:
+        reference = models[0] if len(models) > 1 else None
+    kept = _without_duplicates(data, x, trials, problems)
+    own_label = figure.get("label") if x and x == figure.get("x") else None
+
+    def place(row: ResultRow) -> tuple[int, float]:
+        return models.index(row["model"]), float(row[x]) if x else 0.0
+
+    return Comparison(
+        data=data,
+        x=x,
+        label=own_label or LABELS.get(x or "", x or ""),
+        reference=reference,
+        models=models,
+        rows=sorted((row for row, _ in kept), key=place),
+        runs=list(dict.fromkeys(run for _, run in trials)),
+        notes=_notes(kept, x),
+    )
+
+
+def _notes(trials: list[Trial], x: str | None) -> dict[tuple[str, str], Notes]:
+    """What the runs noted, by model and x; runs that recorded nothing of the kind are absent."""
+    runs: dict[tuple[str, str], dict[Run, None]] = {}
+    for row, run in trials:
+        runs.setdefault((row["model"], row[x] if x else ""), {})[run] = None
+    notes = {key: [run.notes for run in mine] for key, mine in runs.items()}
+    return {
+        key: Notes.joined(one for one in mine if one is not None)
+        for key, mine in notes.items()
+        if None not in mine
+    }
+
+
+def _without_duplicates(
+    data: str, x: str | None, trials: list[Trial], problems: list[str]
+) -> list[Trial]:
+    """The first row of each model, x and seed; the others are a problem."""
+    first: dict[tuple[str, str, str], Trial] = {}
+    double: dict[tuple[str, Path, Path], list[tuple[str, bool]]] = {}
+    for row, run in trials:
+        key = (row["model"], row[x] if x else "", row["seed"])
+        earlier, by = first.setdefault(key, (row, run))
+        if earlier is not row:
+            what = row["model"] + (f", {x} = {row[x]}" if x else "")
+            same = earlier["mse"] == row["mse"]
+            double.setdefault((what, by.folder, run.folder), []).append((row["seed"], same))
+    for (what, place, again), repeated in double.items():
+        seeds = one_line(", ".join(seed for seed, _ in repeated))
+        errors = "equal" if all(same for _, same in repeated) else "different"
+        where = " and ".join(dict.fromkeys(map(location, (place, again))))
+        problems.append(
+            f"{data}, {what}: seed(s) {seeds} twice, with {errors} errors, in {where}; the first "
+            "is kept"
+        )
+    return list(first.values())
+
+
+def _varies(runs: Sequence[Run], column: str) -> bool:
+    return len({row[column] for run in runs for row in run.rows if row.get(column)}) > 1
+
+
+def _rank(name: str, order: Sequence[str]) -> int:
+    return order.index(name) if name in order else len(order)
+
+
+def _plain(value: Any) -> str:
+    """1 and 1.0 are one value."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return "" if value is None else one_line(str(value))
