@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kbr import KernelBayesFilter
 from kbr.core.datasets.dynamics import Oscillatory
-from kbr.core.filters.kernel.validation import even_blocks
+from kbr.core.filters.kernel.validation import FOLDS
 from kbr.core.filters.refined.descent import descend
 from kbr.core.filters.refined.readout import fit_readout, predicted_means
 from kbr.core.filters.training_data import training_data
@@ -50,7 +50,7 @@ def errors(n_train: int, seeds: range) -> dict[str, Tensor]:
     tuned = KernelBayesFilter().fit(x, z)
     measure("tuned", tuned, "readout")
     data = training_data(x, z, standardize=tuned.standardized)
-    retuned = KernelBayesFilter().learned(data, blocks=even_blocks(n_train))
+    retuned = KernelBayesFilter().learned(data, folds=FOLDS)
     measure("retuned", KernelBayesFilter.of(retuned))
     measure("gradient", KernelBayesFilter.of(descend(retuned)), "all")
     return found

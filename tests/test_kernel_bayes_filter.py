@@ -6,7 +6,7 @@ import torch
 
 from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter, OriginalRule
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
-from kbr.core.filters.kernel import recipe
+from kbr.core.filters.kernel import building
 from kbr.core.filters.kernel.validation import validation_start
 
 SMALL_GRID = {"scales": (0.7, 1.0, 1.4), "lams": (1e-3, 1e-2)}
@@ -269,7 +269,7 @@ def test_leading_features_choose_as_well_as_the_whole_kernel(rule, monkeypatch):
     x = torch.cat([data.x_train, 0.3 * torch.randn(240, 40, generator=generator)], -1)
     chosen = []
     for rank in (64, 1000):
-        monkeypatch.setattr(recipe, "ROUGH_RANK", rank)
+        monkeypatch.setattr(building, "ROUGH_RANK", rank)
         made = KernelBayesFilter(rule=rule, standardize=False)  # else the noise is all there is
         chosen.append(made.fit(x, data.z_train).choice)
     torch.testing.assert_close(chosen[0].val_mse, chosen[1].val_mse, rtol=0.05, atol=0)

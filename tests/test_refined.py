@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kbr import KbrError, KernelBayesFilter
+from kbr import KbrError, KernelBayesFilter, Linear
 from kbr.core.datasets.dynamics import Oscillatory
 from kbr.core.filters.kernel.validation import lengths_outside, pieces_inside
 from kbr.core.filters.refined.descent import (

@@ -106,15 +106,16 @@ class KernelBayesFilter(SavedFilter):
         self,
         data: TrainingData,
         *,
-        blocks: Sequence[range] | None = None,
+        folds: int = 1,
         space: Space | None = None,
         progress: Progress | None = None,
     ) -> Fitted:
         """What is fitted to these data, covariances not measured yet.
 
-        Chosen on other blocks than the last, or in another search space, where the caller has one.
+        Chosen on the whole sequence in several folds, or in another search space, for callers that
+        want that.
         """
-        choice = self._choose(data, blocks=blocks, space=space, progress=progress)
+        choice = self._choose(data, folds=folds, space=space, progress=progress)
         found = FittedData(data.x, data.z, data.lengths, data.shape, choice, units=data.units)
         return Fitted.build(self.settings, found)
 

@@ -16,7 +16,7 @@ from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.choice import Choice
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.search import Progress, Space, edges_of, search
-from kbr.core.filters.kernel.validation import errors_on, validation_block
+from kbr.core.filters.kernel.validation import errors_on, even_blocks, validation_block
 
 
 def choose(
@@ -25,14 +25,14 @@ def choose(
     z: Float[Tensor, "*b n dz"],
     lengths: Sequence[int],
     *,
-    blocks: Sequence[range] | None = None,
+    folds: int = 1,
     space: Space | None = None,
     progress: Progress | None = None,
 ) -> Choice:
     """Bandwidths and lam by the error on held-out blocks; eta is set by the final fit.
 
-    One block, the end of the sequence, unless others are named. Nothing is tried where the
-    settings leave no choice.
+    One block, the end of the sequence, or the whole of it in so many `folds`. Nothing is tried
+    where the settings leave no choice.
     """
     batch, widths = z.shape[:-2], builder.settings.tried_widths
     space = builder.settings.space(x.shape[-1], builder.least_lam) if space is None else space
@@ -41,7 +41,8 @@ def choose(
         scale, lam = (torch.full_like(like, v) for v in (space.scales[0], space.lams[0]))
         return _choice(scale, widths[0], lam, torch.full_like(like, torch.nan))
     last = validation_block(z.shape[-2])
-    row_of = errors_on(builder, x, z, lengths, [last] if blocks is None else blocks)
+    blocks = [last] if folds == 1 else even_blocks(last.stop, folds)
+    row_of = errors_on(builder, x, z, lengths, blocks)
     best = search(row_of, space, z.new_zeros(batch.numel()), progress)
     if not bool(best.error.isfinite().all()):
         raise KbrError("no setting that was tried gave finite errors: raise lams or scales.")

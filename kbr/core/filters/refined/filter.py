@@ -20,7 +20,7 @@ from kbr.core.filters.kernel.held_out import Correction, measured
 from kbr.core.filters.kernel.search import Progress
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import member
-from kbr.core.filters.kernel.validation import even_blocks
+from kbr.core.filters.kernel.validation import FOLDS
 from kbr.core.filters.refined.descent import descend
 from kbr.core.filters.refined.readout import RIDGE, Readout, corrected, fit_readout, readout_without
 from kbr.core.filters.training_data import TrainingData
@@ -68,8 +68,7 @@ class RefinedFilter(TrainableFilter):
 
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         """Tune, refine and correct, from the training data alone."""
-        blocks = even_blocks(data.z.shape[-2])
-        fitted = self.base.learned(data, blocks=blocks, progress=progress)
+        fitted = self.base.learned(data, folds=FOLDS, progress=progress)
         if self.steps:
             fitted = descend(fitted, steps=self.steps, rate=self.rate)
         readout = None if self.ridge is None else fit_readout(fitted, ridge=self.ridge)
