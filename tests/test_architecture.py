@@ -1,6 +1,8 @@
 """The arrows of the package: core knows nothing of training or app, training nothing of app."""
 
 import ast
+import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,3 +110,30 @@ def test_no_room_of_the_app_is_crowded():
         if len(found := [file for file in room.glob("*.py") if file.name != "__init__.py"]) > 10
     }
     assert crowded == {}
+
+
+DRAWING = ROOT.parent / "docs" / "architecture.md"
+
+
+def drawn():
+    """Arrows of the drawings, as pairs of modules."""
+    for block in re.findall(r"```mermaid\n(.*?)```", DRAWING.read_text(), flags=re.S):
+        names = dict(re.findall(r'(\w+)\["(kbr[\w.]*)"\]', block))
+        bare = re.sub(r'\["kbr[\w.]*"\]', "", block)
+        for line in bare.splitlines()[1:]:
+            ids = [part.strip() for part in line.split("-->")]
+            yield from ((names[a], names[b]) for a, b in itertools.pairwise(ids))
+
+
+@pytest.mark.parametrize(("tail", "head"), [*drawn()])
+def test_arrows_of_the_drawings_are_imports(tail, head):
+    files = [ROOT.parent / f"{name.replace('.', '/')}.py" for name in (tail, head)]
+    assert all(file.is_file() for file in files)
+    assert head in set(imported(files[0]))
+    assert tail not in set(imported(files[1])), "the way goes back"
+
+
+def test_paths_on_the_page_exist():
+    paths = re.findall(r"`((?:kbr|configs|tests)/[\w./]+)`", DRAWING.read_text())
+    assert paths
+    assert [path for path in paths if not (ROOT.parent / path).exists()] == []

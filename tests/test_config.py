@@ -11,11 +11,11 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from kbr.app.cli import CONFIGS
+from kbr.app.building.trusted import construct
 from kbr.app.config.check import Check, arguments, check_config, hints
 from kbr.app.config.errors import composition_error
+from kbr.app.config.resolvers import CONFIGS
 from kbr.app.config.schema import OPTIONS, TARGETS
-from kbr.app.run.trusted import construct
 from kbr.app.sweep.check import cells
 from kbr.core.errors import KbrError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kbr.app.models.default import default_model
+from kbr.app.building.default_model import default_model
 
 ROOT = Path(__file__).resolve().parent.parent
 INSPECT = "from kbr.app.inspect_data import main; main()"

@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from kbr.app.cli import CONFIGS
+from kbr.app.config.resolvers import CONFIGS
 from kbr.app.run.monitoring import settings
 from kbr.app.run.train import _run as run_job
 

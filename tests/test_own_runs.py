@@ -16,7 +16,7 @@ from command_line import call
 from recordings import own, saved, turning
 
 from kbr import KernelBayesFilter
-from kbr.app.models.default import default_model
+from kbr.app.building.default_model import default_model
 from kbr.core.errors import KbrError
 
 ROOT = Path(__file__).resolve().parent.parent

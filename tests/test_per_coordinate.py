@@ -17,7 +17,7 @@ from kbr import (
     RandomFourier,
     load_filter,
 )
-from kbr.app.cli import CONFIGS
+from kbr.app.config.resolvers import CONFIGS
 from kbr.core.datasets.dynamics import Oscillatory
 from kbr.core.kernels import median_distance
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from hydra import compose, initialize_config_dir
 
-from kbr.app.cli import CONFIGS
+from kbr.app.config.resolvers import CONFIGS
 from kbr.app.run.train import _run as run_job
 
 

@@ -18,6 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from kbr.app import cli
+from kbr.app.config.resolvers import flat
 from kbr.app.run import claim as claim_module
 from kbr.app.run import train as train_module
 from kbr.app.run.claim import claim
@@ -180,11 +181,11 @@ def test_commands_are_those_the_user_knows(monkeypatch):
 
 def test_long_names_of_cells_are_shortened_and_stay_apart():
     long = ["data.x-" + "[abc]" * 80 + end for end in "ab"]
-    short = [cli.flat(name) for name in long]
+    short = [flat(name) for name in long]
     assert all(len(name.encode()) <= 255 for name in short)
     assert short[0] != short[1]
-    assert len(cli.flat("ä" * 300).encode()) <= 255
-    assert cli.flat("a/b") == "a_b"
+    assert len(flat("ä" * 300).encode()) <= 255
+    assert flat("a/b") == "a_b"
 
 
 def finished(folder: Path, config) -> str:

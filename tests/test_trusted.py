@@ -14,9 +14,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import kbr.app.cli  # noqa: F401  (registers the resolvers)
+from kbr.app.building.moved import MOVED
+from kbr.app.building.trusted import _found, build, names_of, outside, part, saved_config
 from kbr.app.evaluate.run import apply_model
-from kbr.app.run.moved import MOVED
-from kbr.app.run.trusted import _found, build, names_of, outside, part, saved_config
 from kbr.core.errors import KbrError
 from kbr.core.io import checkpoint
 
@@ -55,10 +55,10 @@ def hostile(mark: Path) -> dict[str, object]:
         "through kbr": {"_target_": "kbr.app.sweep.callback.os.system", "command": system},
         "through two": {"_target_": "kbr.app.run.train.shutil.os.system", "command": system},
         "a class through kbr": {"_target_": "kbr.app.run.train.Path", "_args_": [str(mark)]},
-        "a function of kbr": {"_target_": "kbr.app.run.trusted.construct", "config": {}},
+        "a function of kbr": {"_target_": "kbr.app.building.trusted.construct", "config": {}},
         "a config elsewhere": {
-            "_target_": "kbr.app.run.trusted.construct",
-            "config": {"_target_": "kbr.app.run.trusted.saved_config", "folder": str(mark)},
+            "_target_": "kbr.app.building.trusted.construct",
+            "config": {"_target_": "kbr.app.building.trusted.saved_config", "folder": str(mark)},
         },
         "a method": {"_target_": "kbr.KernelBayesFilter.load", "path": str(mark)},
         "a module": {"_target_": "kbr.app.sweep.callback"},

@@ -1,15 +1,12 @@
 """Console commands. Only light imports here: `--help` must answer at once."""
 
-import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from importlib.metadata import version
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -17,42 +14,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import kbr
+from kbr.app.config.resolvers import CONFIGS
+from kbr.app.terminal import interruptible, piped, stop, version_line
 from kbr.core.errors import KbrError
 
-_PACKAGE = Path(__file__).resolve().parent.parent
-CONFIGS = str(
-    _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
-)
-
-LONGEST = 200  # bytes of a folder's name; file systems take 255
-CTRL_C = 130  # exit code: 128 + SIGINT
 ONE_LINE = "KBR_ONE_LINE"  # set where HYDRA_FULL_ERROR is kbr's own doing, for workers too
-PIPE_CLOSED = 141  # exit code of a command whose reader has gone: 128 + SIGPIPE
-
-
-def flat(name: str) -> str:
-    """One folder's name: no slashes; what is too long ends in a hash of the whole."""
-    name = name.replace("/", "_")
-    if len(name.encode()) <= LONGEST:
-        return name
-    mark = hashlib.sha256(name.encode()).hexdigest()[:12]
-    return f"{name.encode()[:LONGEST].decode(errors='ignore')}+{mark}"
-
-
-def model_name(model: Mapping[str, Any]) -> str:
-    """A model's name in folders and tables; without one of its own, that of its class."""
-    return str(model.get("name") or str(model["_target_"]).rpartition(".")[2])
-
-
-# Registered on import, so that configs resolve in sweep workers and in evaluate.py too. `either`
-# stands in run folders of kbr 0.2 and in models.
-OmegaConf.register_new_resolver(
-    "resume_or", lambda resume, folder: folder if resume is None else resume, replace=True
-)
-OmegaConf.register_new_resolver("flat", lambda name: flat(name), replace=True)
-OmegaConf.register_new_resolver("model_name", lambda model: model_name(model), replace=True)
-OmegaConf.register_new_resolver("either", lambda flag, yes, no: yes if flag else no, replace=True)
 
 
 def _prepare() -> None:
@@ -80,7 +46,7 @@ def _choose_model() -> None:
         sys.argv[place : place + 1] = ["~model", f"+{word}"]
     if written or "data=recording" not in sys.argv[1:]:
         return
-    from kbr.app.models.default import default_model
+    from kbr.app.building.default_model import default_model
 
     if (name := default_model(sys.argv[1:])) is not None:
         sys.argv += [f"model={name}", *(["model.compare_learned=true"] if name == "iw" else [])]
@@ -156,16 +122,6 @@ def evaluate() -> None:
         _in_one_line(_evaluate)
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C is one line and exit code 130; the exception may say how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        sys.stderr.write(f"\nkbr: {' '.join(['stopped by Ctrl-C.', *map(str, interrupt.args)])}\n")
-        raise SystemExit(CTRL_C) from None
-
-
 def _in_one_line(command: Callable[[], None]) -> None:
     """What Hydra finds wrong with the arguments is one line of ours.
 
@@ -186,25 +142,3 @@ def _in_one_line(command: Callable[[], None]) -> None:
         if found is None:
             raise
         stop(str(found))
-
-
-def piped(command: Callable[[], None]) -> None:
-    """Run a command; a reader that leaves early (`| head`) ends it without a word."""
-    try:
-        try:
-            command()
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        raise SystemExit(PIPE_CLOSED) from None
-
-
-def version_line() -> str:
-    return f"kbr {kbr.__version__} (torch {version('torch')})"
-
-
-def stop(message: str) -> NoReturn:
-    """End with one clear message and exit code 2."""
-    sys.stderr.write(f"kbr: {message}\n")
-    raise SystemExit(2)

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from kbr.app.cli import CONFIGS, piped, stop, version_line
+from kbr.app.config.resolvers import CONFIGS
 from kbr.app.config.unknown import did_you_mean
+from kbr.app.terminal import piped, stop, version_line
 from kbr.app.text.commands import quoted
 from kbr.core.errors import KbrError
 
@@ -89,10 +90,10 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
+    from kbr.app.building.trusted import construct
     from kbr.app.config.check import check_value, hints
     from kbr.app.config.errors import composition_error
     from kbr.app.config.schema import OwnData
-    from kbr.app.run.trusted import construct
 
     config = OmegaConf.create({"data": OmegaConf.load(Path(CONFIGS) / "data" / "recording.yaml")})
     own = ("_target_", "_convert_", "path", "name")

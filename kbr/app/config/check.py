@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kbr.app.cli import CONFIGS
+from kbr.app.config.resolvers import CONFIGS
 from kbr.app.config.schema import OPTIONS, TARGETS, Target
 from kbr.app.config.unknown import unknown_key
 from kbr.app.config.unused import check_use, idle_note

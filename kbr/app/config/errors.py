@@ -16,8 +16,8 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from kbr.app.cli import CONFIGS
 from kbr.app.config.check import first_line
+from kbr.app.config.resolvers import CONFIGS
 from kbr.app.config.unknown import did_you_mean, unknown_key
 from kbr.core.errors import KbrError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig, ListConfig
 
-from kbr.app.cli import stop
+from kbr.app.building.trusted import build, names_of, saved_config
 from kbr.app.evaluate.recording import evaluate_recording, print_errors, save_posterior
 from kbr.app.figures.animation import animate
 from kbr.app.figures.run import run_figures
@@ -15,8 +15,8 @@ from kbr.app.models.kernel import Method, Outcome
 from kbr.app.run.folder import BEST, MANIFEST, read_json
 from kbr.app.run.record import altered_files
 from kbr.app.run.train import trial_seeds, write_outcome
-from kbr.app.run.trusted import build, names_of, saved_config
 from kbr.app.tasks.task import Problem
+from kbr.app.terminal import stop
 from kbr.core.errors import KbrError
 
 TASKS = ("run", "report", "compare")

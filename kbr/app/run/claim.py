@@ -9,9 +9,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
+from kbr.app.building.trusted import saved_config
 from kbr.app.run.folder import LOCK, MANIFEST, METRICS, RESULTS
 from kbr.app.run.resume import FREE, last_checkpoints
-from kbr.app.run.trusted import saved_config
 from kbr.app.text.commands import resume_command, shown
 from kbr.core.errors import KbrError
 

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from omegaconf import DictConfig
 
+from kbr.app.building.trusted import outside
 from kbr.app.run.folder import LOCK
 from kbr.app.run.resume import last_checkpoints
-from kbr.app.run.trusted import outside
 from kbr.app.text.commands import resume_command, shown
 from kbr.core.errors import Preempted
 

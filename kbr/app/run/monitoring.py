@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from kbr.app.cli import model_name
+from kbr.app.config.resolvers import model_name
 from kbr.app.models.outcome import Outcome
 
 BUILDING = ("problem", "path")

@@ -7,8 +7,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, flag_override
 
+from kbr.app.building.trusted import (
+    check_resolvers,
+    names_of,
+    plain_values,
+    read_yaml,
+    saved_config,
+)
 from kbr.app.run.folder import MANIFEST
-from kbr.app.run.trusted import check_resolvers, names_of, plain_values, read_yaml, saved_config
 from kbr.app.text.commands import command, setting, shown
 from kbr.core.errors import KbrError
 

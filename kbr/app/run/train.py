@@ -15,7 +15,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from kbr.app.cli import stop
+from kbr.app.building.packages import check_packages
+from kbr.app.building.trusted import build, names_of, outside, part
 from kbr.app.config.check import check_config
 from kbr.app.figures.run import run_figures
 from kbr.app.models.outcome import Outcome
@@ -35,14 +36,13 @@ from kbr.app.run.folder import (
     write_rows,
 )
 from kbr.app.run.monitoring import log_outcome
-from kbr.app.run.packages import check_packages
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
 from kbr.app.run.trainer import is_parallel, launch_of, trainer_settings
-from kbr.app.run.trusted import build, names_of, outside, part
 from kbr.app.runs.metrics import trial_coverage, uncertainty_metrics
 from kbr.app.sweep.grid import searches
 from kbr.app.sweep.progress import SweepProgress
 from kbr.app.tasks.task import Problem
+from kbr.app.terminal import stop
 from kbr.app.text.commands import command, setting, shown
 from kbr.app.text.numbers import in_digits, with_error
 from kbr.core.errors import KbrError, Preempted, WorkerLost

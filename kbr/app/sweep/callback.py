@@ -16,7 +16,6 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from kbr.app.cli import stop
 from kbr.app.run.claim import claim, lock
 from kbr.app.run.folder import read_metrics
 from kbr.app.run.resume import use_saved_settings
@@ -24,6 +23,7 @@ from kbr.app.run.trainer import launch_of
 from kbr.app.sweep.grid import grid_of
 from kbr.app.sweep.orphans import end_with
 from kbr.app.sweep.progress import Cells, SweepProgress
+from kbr.app.terminal import stop
 from kbr.app.text.commands import command, setting
 from kbr.app.text.numbers import duration, in_digits, with_error
 from kbr.core.errors import KbrError

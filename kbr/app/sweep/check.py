@@ -11,10 +11,11 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kbr.app.cli import CONFIGS, stop
 from kbr.app.config.check import check_config
 from kbr.app.config.errors import composition_error
+from kbr.app.config.resolvers import CONFIGS
 from kbr.app.sweep.grid import grid_of
+from kbr.app.terminal import stop
 from kbr.core.errors import KbrError
 
 

@@ -23,9 +23,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kbr.app.cli import CONFIGS, piped, stop, version_line
 from kbr.app.config.check import check_config
 from kbr.app.config.errors import composition_error
+from kbr.app.config.resolvers import CONFIGS
+from kbr.app.terminal import piped, stop, version_line
 from kbr.app.text.commands import quoted
 from kbr.core.errors import Diverged, KbrError, Preempted
 
@@ -159,8 +160,8 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 
 def _task(config: DictConfig) -> tuple[Any, Any, str]:
     """The data, the method that is trained on them, and the name of its validation error."""
+    from kbr.app.building.trusted import build
     from kbr.app.models.trained import TrainedMethod
-    from kbr.app.run.trusted import build
     from kbr.app.tasks.task import PosteriorMean
 
     problem, method = build(config, trusted=None)

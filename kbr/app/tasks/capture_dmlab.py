@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from kbr.app.cli import stop
 from kbr.app.run.folder import write_bytes
+from kbr.app.terminal import stop
 from kbr.core.errors import KbrError
 
 PIXELS, HEADING = "RGB_INTERLEAVED", "DEBUG.POS.ROT"  # rotation is (pitch, yaw, roll)

@@ -20,11 +20,11 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
 from omegaconf.grammar_parser import parse
 
-from kbr.app.cli import model_name
+from kbr.app.building.moved import with_present_names
 from kbr.app.config.errors import instantiation_error
+from kbr.app.config.resolvers import model_name
 from kbr.app.models.outcome import Method
 from kbr.app.models.own import OwnModel
-from kbr.app.run.moved import with_present_names
 from kbr.app.tasks.task import Problem
 from kbr.core.errors import KbrError
 
@@ -39,7 +39,7 @@ DAMAGE = (  # what reading such a file may raise
     OmegaConfBaseException,
 )
 SIMULATED = ("rotation", "oscillatory", "dsprites", "dmlab", "gaussian")
-RESOLVERS = ("either", "flat", "resume_or")  # kbr's own: see cli.py
+RESOLVERS = ("either", "flat", "resume_or")  # those of config/resolvers.py
 FUNCTIONS = (
     *(f"kbr.app.tasks.simulated.{name}" for name in SIMULATED),
     "kbr.app.recordings.task.recording",

@@ -1,0 +1,1 @@
+"""Objects from settings: only what may be built, under its present name."""
