@@ -58,14 +58,14 @@ class ExportedStep(nn.Module):
         seen = flat.isfinite().all(-1)
         flat = torch.where(seen.unsqueeze(-1), flat, 0.0)
         query = operators.update.observe(flat)
-        made = operators.step(prior, query, self.lam, seen, self.reach(flat))
-        since = next_horizon(packed[:, -1], made.evidence).clamp_max(LONGEST)
-        mean, raw = self.answering.raw(*operators.readout.mean_cov(made.moments))
+        after = operators.step(prior, query, self.lam, seen, self.reach(flat))
+        since = next_horizon(packed[:, -1], after.evidence).clamp_max(LONGEST)
+        mean, raw = self.answering.raw(*operators.readout.mean_cov(after.moments))
         cov = self.answering.calibrated(raw, since, None)
-        ahead = operators.predict(made.state)
+        ahead = operators.predict(after.state)
         one = torch.ones_like(never)
         fresh = torch.cat([one, ahead.state, ahead.moments, since.unsqueeze(-1)], -1)
-        return fresh[0], mean[0], cov[0], made.evidence[0]
+        return fresh[0], mean[0], cov[0], after.evidence[0]
 
 
 def export_step(fitted: "Fitted", shape: tuple[int, ...], path: Path) -> None:

@@ -190,10 +190,10 @@ class KernelBayesFilter(SavedFilter):
             belief.evidence.unsqueeze(-1),
             first=belief.steps == 0,
         )
-        made = operators.step(now, query, fitted.lam, seen, fitted.reach(row))
-        evidence = made.evidence.squeeze(-1)
+        after = operators.step(now, query, fitted.lam, seen, fitted.reach(row))
+        evidence = after.evidence.squeeze(-1)
         since = next_horizon(belief.since, evidence)
-        return self._belief(made, since, belief.steps + 1, belief.stretch)
+        return self._belief(after, since, belief.steps + 1, belief.stretch)
 
     def _ahead(self, belief: KernelBelief, steps: int) -> KernelBelief:
         for _ in range(steps):
@@ -201,9 +201,9 @@ class KernelBayesFilter(SavedFilter):
             if belief.steps == 0:
                 belief = replace(belief, steps=1)
                 continue
-            made = self.operators.predict(belief.state.unsqueeze(-2))
+            after = self.operators.predict(belief.state.unsqueeze(-2))
             since = next_horizon(belief.since, torch.zeros_like(belief.evidence))
-            belief = self._belief(made, since, belief.steps + 1, belief.stretch)
+            belief = self._belief(after, since, belief.steps + 1, belief.stretch)
         return belief
 
     def _prior(self, prior: Any) -> Step:

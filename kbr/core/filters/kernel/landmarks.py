@@ -117,7 +117,7 @@ def landmark_operators(
     def latents(points: Tensor) -> Tensor:
         return _lower_solve(root, span(points).mT).mT
 
-    made = LandmarkOperators(
+    operators = LandmarkOperators(
         rule=rule,
         update=update,
         points=z,
@@ -127,7 +127,7 @@ def landmark_operators(
         transition=turn.mT @ dynamics,
         backward=turn.mT @ turn @ _lower_solve(turn, dynamics).mT,
     )
-    return made, latents
+    return operators, latents
 
 
 def choose_landmarks(

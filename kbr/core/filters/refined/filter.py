@@ -116,26 +116,26 @@ class RefinedFilter(TrainableFilter):
         return self.kernel_filter.smoothing_calibration
 
     def _filtered(self, x: Tensor) -> KernelFilterResult:
-        made, readout = self._get()
-        result = made._filtered(x)
+        kernel, readout = self._get()
+        result = kernel.fitted.filtered(x)
         if readout is None:
             return result
-        return replace(result, mean=corrected(readout, made.operators, result, x))
+        return replace(result, mean=corrected(readout, kernel.operators, result, x))
 
     def _smoothed(self, x: Tensor) -> KernelFilterResult:
-        return self.kernel_filter._smoothed(x)
+        return self.kernel_filter.fitted.smoothed(x)
 
     def _start(self, prior: Any) -> RefinedBelief:
         belief = self.kernel_filter._start(prior)
         return _refined(belief, belief.inner_moments()[0])
 
     def _stepped(self, belief: RefinedBelief, x: Tensor) -> RefinedBelief:
-        made, readout = self._get()
-        after = made._stepped(belief, x)
-        mean = made.operators.readout.mean(after.moments)
+        kernel, readout = self._get()
+        after = kernel._stepped(belief, x)
+        mean = kernel.operators.readout.mean(after.moments)
         if readout is None:
             return _refined(after, mean)
-        before = made.operators.readout.mean(made._ahead(belief, 1).moments)
+        before = kernel.operators.readout.mean(kernel._ahead(belief, 1).moments)
         flat = x.reshape(*mean.shape[:-1], -1)
         return _refined(after, readout(mean, before, flat, after.evidence))
 
@@ -145,11 +145,11 @@ class RefinedFilter(TrainableFilter):
 
     def to(self, device: str | torch.device) -> "RefinedFilter":
         """The same filter on another device."""
-        made, readout = self._get()
+        kernel, readout = self._get()
         moved = replace(self)
         if readout is not None:
             readout = replace(readout, coefficients=readout.coefficients.to(device))
-        moved._parts = made.to(device), readout
+        moved._parts = kernel.to(device), readout
         return moved
 
     def save(self, path: str | Path) -> None:
@@ -162,15 +162,18 @@ class RefinedFilter(TrainableFilter):
 
     def state(self) -> dict[str, Any]:
         """Plain tensors and values from which `from_state` makes the same filter again."""
-        made, readout = self._get()
-        return {"filter": made.state(), "readout": None if readout is None else dict(vars(readout))}
+        kernel, readout = self._get()
+        return {
+            "filter": kernel.state(),
+            "readout": None if readout is None else dict(vars(readout)),
+        }
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "RefinedFilter":
         try:
-            made, readout = KernelBayesFilter.from_state(state["filter"]), state["readout"]
-            refined = cls(base=made)
-            refined._parts = made, None if readout is None else Readout(**readout)
+            kernel, readout = KernelBayesFilter.from_state(state["filter"]), state["readout"]
+            refined = cls(base=kernel)
+            refined._parts = kernel, None if readout is None else Readout(**readout)
         except (KeyError, TypeError, AttributeError) as error:
             raise KbrError(
                 f"the file holds no refined filter ({error!r}). Fit it again."
@@ -184,19 +187,19 @@ class RefinedFilter(TrainableFilter):
 
 
 def _refined(belief: KernelBelief, mean: Tensor) -> RefinedBelief:
-    given = {f.name: getattr(belief, f.name) for f in fields(KernelBelief)}
-    return RefinedBelief(**given, corrected=mean)
+    parts = {f.name: getattr(belief, f.name) for f in fields(KernelBelief)}
+    return RefinedBelief(**parts, corrected=mean)
 
 
 def trial_state(state: dict[str, Any], trial: int) -> dict[str, Any]:
     """The state of one trial out of a batch that was fitted together."""
     if state["filter"]["z"].ndim < 3:
         return state
-    made = copy.deepcopy(member(state["filter"], trial))
+    one = copy.deepcopy(member(state["filter"], trial))
     for name in ("kernel_x", "kernel_z"):  # each trial has bandwidths of its own
-        kernel = made["settings"]["rule"]["settings"][name]["settings"]
+        kernel = one["settings"]["rule"]["settings"][name]["settings"]
         kernel["bandwidth"] = kernel["bandwidth"][trial]
     readout = state["readout"]
     if readout is not None:
         readout = {**readout, "coefficients": readout["coefficients"][trial]}
-    return {"filter": made, "readout": readout}
+    return {"filter": one, "readout": readout}
