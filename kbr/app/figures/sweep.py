@@ -95,7 +95,7 @@ def _curves(axis: Any, comparison: Comparison) -> None:
         axis.plot(at, mean, label=folded(model), **style)
         lower = np.maximum(mean - 2 * stderr, mean / 10)  # log axes have no zero
         axis.fill_between(at, lower, mean + 2 * stderr, color=style["color"], alpha=0.15, lw=0)
-    ticks = [float(at) for at in comparison.places]
+    ticks = [float(at) for at in comparison.lowest]
     if ticks[0] > 0:
         axis.set_xscale("log", base=2 if comparison.x == "dim" else 10)
     if has_log:  # an error of zero has no place there

@@ -56,15 +56,15 @@ def _wanted(source: "Source", there: list[str], path: Path) -> dict[str, str]:
                 "with np.savez(path, x=..., z=...), x [T, ...] and z [T, dz]."
             )
     wanted: dict[str, str] = {key: key for key in ("x", "z") if key in there}
-    for key, given in (("sequence", source.sequence), ("time", source.time)):
-        if given is not None and given not in there:
+    for key, named in (("sequence", source.sequence), ("time", source.time)):
+        if named is not None and named not in there:
             if key in source.may_lack:
                 continue
             raise KbrError(
-                f"data.{key}={given}: {path} has no such array; it has {', '.join(there)}."
+                f"data.{key}={named}: {path} has no such array; it has {', '.join(there)}."
             )
-        if (given or key) in there:
-            wanted[key] = given or key
+        if (named or key) in there:
+            wanted[key] = named or key
     return wanted
 
 
@@ -95,7 +95,7 @@ def _from_arrays(
         shown = ", ".join(f"{key} {count}" for key, count in lengths.items())
         raise KbrError(f"arrays in {path} must have one row for each step; got rows: {shown}.")
     seen = as_observations(x, source.channels)
-    given_x = None if seen.ndim == 4 else source.x
+    x_names = None if seen.ndim == 4 else source.x
     stays = file is not None and seen.ndim == 4
     layout = partial(as_observations, channels=source.channels)
     time, unit = (None, "") if extra["time"] is None else _times(extra["time"], path)
@@ -105,7 +105,7 @@ def _from_arrays(
             x=seen if stays else _floating(seen, path),
             file=FileRows(file, layout=layout) if stays and file is not None else None,
             z=z.astype(np.float64),
-            x_names=names_for(given_x, seen.shape[1], "x", "x"),
+            x_names=names_for(x_names, seen.shape[1], "x", "x"),
             z_names=names_for(source.z, z.shape[1], "z", "z"),
             sequence=_sequence_ids(extra["sequence"], len(z), path),
             ids=extra["sequence"],
@@ -157,11 +157,11 @@ def _unpacked(source: "Source", npz: Npz, name: str) -> Path | None:
 
 
 def _crc(path: Path) -> int:
-    found = 0
+    checksum = 0
     with path.open("rb") as stream:
         while block := stream.read(BLOCK):
-            found = zlib.crc32(block, found)
-    return found
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def _check_numeric(array: np.ndarray, name: str, path: Path) -> None:
@@ -173,15 +173,15 @@ def _check_numeric(array: np.ndarray, name: str, path: Path) -> None:
 
 def _floating(x: np.ndarray, path: Path) -> np.ndarray:
     """float64 for vectors, float32 for images; what is infinite is missing."""
-    made_of = np.float32 if x.ndim == 4 else np.float64
-    check_memory(float(x.size * np.dtype(made_of).itemsize), what=f"x in {path}", advice=ADVICE)
+    kind = np.float32 if x.ndim == 4 else np.float64
+    check_memory(float(x.size * np.dtype(kind).itemsize), what=f"x in {path}", advice=ADVICE)
     with np.errstate(over="ignore"):
-        made = x.astype(made_of)
-    if (np.isinf(made) & np.isfinite(x)).any():
-        raise KbrError(f"x in {path} holds numbers too large for {made.dtype}. Scale it down.")
-    if not np.isfinite(made).all():
-        made[~np.isfinite(made)] = np.nan
-    return made
+        values = x.astype(kind)
+    if (np.isinf(values) & np.isfinite(x)).any():
+        raise KbrError(f"x in {path} holds numbers too large for {values.dtype}. Scale it down.")
+    if not np.isfinite(values).all():
+        values[~np.isfinite(values)] = np.nan
+    return values
 
 
 def _sequence_ids(ids: np.ndarray | None, rows: int, path: Path) -> np.ndarray:

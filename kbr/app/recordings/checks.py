@@ -101,7 +101,7 @@ def _constant(recording: Recording, split: Split) -> Iterator[str]:
 
 def _markers(recording: Recording, split: Split) -> Iterator[str]:
     """Extreme numbers that come often, far from all others: 0 or -999 for a missing value?"""
-    found = []
+    markers = []
     for name, values in _columns(recording):
         there = np.sort(values[np.isfinite(values)])
         for end, side in ((0, "below"), (-1, "above")):
@@ -112,9 +112,9 @@ def _markers(recording: Recording, split: Split) -> Iterator[str]:
             low, high = np.quantile(others, (0.25, 0.75))
             away = np.abs(there[end] - others).min()
             if high > low and away > FAR * (high - low):
-                found.append(f"'{name}' is {there[end]:g} in {often} rows, far {side} all others")
-    if found:
-        yield f"{some_of(found, 3)}: if it marks missing values, leave those cells empty"
+                markers.append(f"'{name}' is {there[end]:g} in {often} rows, far {side} all others")
+    if markers:
+        yield f"{some_of(markers, 3)}: if it marks missing values, leave those cells empty"
 
 
 def _in_both(recording: Recording, split: Split) -> Iterator[str]:

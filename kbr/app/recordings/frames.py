@@ -31,7 +31,7 @@ def read_frames(
         inside(folder, name, place) if name else None
         for name, place in zip(files, where, strict=True)
     ]
-    found: list[np.ndarray | None] = []
+    frames: list[np.ndarray | None] = []
     first: np.ndarray | None = None
     for path, place in zip(paths, where, strict=True):
         frame = None if path is None else _frame(path, resize, max_bytes)
@@ -48,11 +48,11 @@ def read_frames(
                 f"all frames must have one size and colour; found {sizes} ({place}). Set "
                 "data.resize=[height,width], or convert the files."
             )
-        found.append(frame)
+        frames.append(frame)
     if first is None:
         raise KbrError(f"{folder} names no frames at all: the column of file names is empty.")
     empty = np.full(first.shape, np.nan, dtype=np.float32)
-    return np.stack([empty if frame is None else frame for frame in found])
+    return np.stack([empty if frame is None else frame for frame in frames])
 
 
 def _frame(path: Path, resize: Sequence[int] | None, max_bytes: int) -> np.ndarray:

@@ -82,11 +82,11 @@ class Table:
 
     def labels(self, name: str, key: str) -> np.ndarray:
         """A column of ids as numbers, in order of their text."""
-        found = self.text(name, key)
-        if "" in found:
-            line = self.lines[found.index("")]
+        ids = self.text(name, key)
+        if "" in ids:
+            line = self.lines[ids.index("")]
             raise KbrError(f"data.{key}={name}: line {line} of {self.path} has no id. Fill it.")
-        return np.unique(found, return_inverse=True)[1].reshape(-1)
+        return np.unique(ids, return_inverse=True)[1].reshape(-1)
 
     def times(self, name: str) -> tuple[np.ndarray, str, np.ndarray]:
         """Numbers as they are, or dates (ISO 8601) as seconds after the first; and their unit.
@@ -97,11 +97,11 @@ class Table:
         if (whole := whole_numbers(cells)) is not None:
             return whole, "", np.array([int(cell) for cell in cells])
         try:
-            found = np.array([number(cell, self.decimal) for cell in cells])
+            numbers = np.array([number(cell, self.decimal) for cell in cells])
         except ValueError:
             pass  # not numbers: dates then
         else:
-            return found, "", found
+            return numbers, "", numbers
         where = [f"data.time={name}: line {line} of {self.path}" for line in self.lines]
         return seconds_of_dates(cells, where), "s", np.array(cells)
 
@@ -125,8 +125,8 @@ class Table:
 
 def value(cell: str, decimal: str) -> float:
     """A cell as a number; NaN where it is missing or infinite. Raises ValueError for others."""
-    found = math.nan if cell.lower() in MISSING else number(cell, decimal)
-    return found if math.isfinite(found) else math.nan
+    parsed = math.nan if cell.lower() in MISSING else number(cell, decimal)
+    return parsed if math.isfinite(parsed) else math.nan
 
 
 def number(cell: str, decimal: str) -> float:
@@ -164,27 +164,27 @@ def read_table(path: Path, decimal: str = "point") -> Table:
     delimiter = _delimiter(text)
     try:
         reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
-        found = _without_blank_lines([(row, reader.line_num) for row in reader])
+        kept = _without_blank_lines([(row, reader.line_num) for row in reader])
     except csv.Error as error:
         raise KbrError(
             f"{path} cannot be read as CSV near line {reader.line_num}: {error}. Is a quotation "
             "mark left open?"
         ) from error
-    if len(found) < 2:
-        raise KbrError(f"{path} must have a line of column names and rows; got {len(found)} lines.")
-    names = [name.strip() for name in found[0][0]]
+    if len(kept) < 2:
+        raise KbrError(f"{path} must have a line of column names and rows; got {len(kept)} lines.")
+    names = [name.strip() for name in kept[0][0]]
     named = max((k + 1 for k, name in enumerate(names) if name), default=0)
-    if not any(cell.strip() for row, _ in found[1:] for cell in row[named : len(names)]):
+    if not any(cell.strip() for row, _ in kept[1:] for cell in row[named : len(names)]):
         names = names[:named]  # only delimiters at the ends of lines come after these
     rows = []
-    for row, line in found[1:]:
+    for row, line in kept[1:]:
         if len(row) < len(names) or any(cell.strip() for cell in row[len(names) :]):
             raise KbrError(
                 f"line {line} of {path} has {len(row)} cells; the header has {len(names)} columns "
                 f"(cells are separated by {delimiter!r}; one that holds it needs quotation marks)."
             )
         rows.append(row[: len(names)])
-    lines = [line for _, line in found[1:]]
+    lines = [line for _, line in kept[1:]]
     return Table(path=path, names=tuple(names), rows=rows, lines=lines, decimal=decimal)
 
 

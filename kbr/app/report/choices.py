@@ -14,27 +14,15 @@ MEASURED = {"mse", "val_mse", "coverage_90", "coverage_90_raw", "seconds"}
 NOT_CHOSEN = {"data", "model", "seed", *MEASURED, *COLUMNS.values()}
 
 
-@dataclass(frozen=True)
-class Range:
-    """The values of one hyper-parameter over trials; `middle` is to sort by."""
-
-    text: str = ""
-    middle: float | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What one model chose at one x; `notes` is None where it recorded none."""
+    """What one model chose at one x: for each name a text, and the number to sort it by."""
 
     model: str
     at: str
-    notes: Notes | None
-    trials: int
-    values: list[Range]
-
-    @property
-    def edges(self) -> str:
-        return "not recorded" if self.notes is None else edge_counts(self.notes, self.trials)
+    notes: Notes | None  # None where the runs recorded none
+    edges: str
+    values: list[tuple[str, float | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +34,6 @@ class Choices:
     names: list[str]
     rows: list[Choice]
 
-    @property
-    def recorded(self) -> int:
-        return sum(row.notes is not None for row in self.rows)
-
-    @property
-    def on_edge(self) -> int:
-        return sum(bool(row.notes and row.notes.edges) for row in self.rows)
-
 
 def choices_of(comparison: Comparison) -> Choices | None:
     """None where no model chooses anything."""
@@ -61,17 +41,13 @@ def choices_of(comparison: Comparison) -> Choices | None:
     by_place: dict[tuple[str, str], list[ResultRow]] = {}
     for row in comparison.rows:
         by_place.setdefault((row["model"], comparison.at(row)), []).append(row)
-    rows = [
-        Choice(
-            model=model,
-            at=at,
-            notes=comparison.notes.get((model, at)),
-            trials=len(trials),
-            values=[_range(trials, name) for name in names],
-        )
-        for (model, at), trials in by_place.items()
-    ]
-    rows = [row for row in rows if any(value.text for value in row.values)]
+    rows = []
+    for (model, at), trials in by_place.items():
+        values = [_range(trials, name) for name in names]
+        if any(text for text, _ in values):
+            notes = comparison.notes.get((model, at))
+            edges = "not recorded" if notes is None else edge_counts(notes, len(trials))
+            rows.append(Choice(model=model, at=at, notes=notes, edges=edges, values=values))
     if not names:
         return None
     return Choices(data=comparison.data, x=comparison.x, names=names, rows=rows)
@@ -93,14 +69,15 @@ def _columns(comparison: Comparison) -> list[str]:
     return [n for n in names if not (n in others or "." in n or n.startswith("rmse "))]
 
 
-def _range(rows: Sequence[ResultRow], name: str) -> Range:
+def _range(rows: Sequence[ResultRow], name: str) -> tuple[str, float | None]:
+    """The median and the ends; words as they are."""
     try:
         values = [float(row[name]) for row in rows if row.get(name)]
-    except ValueError:  # a word, not a number
-        return Range(", ".join(dict.fromkeys(row[name] for row in rows if row.get(name))))
+    except ValueError:
+        return ", ".join(dict.fromkeys(row[name] for row in rows if row.get(name))), None
     values = [value for value in values if is_in_range(value)]
     if not values:
-        return Range()
+        return "", None
     middle, low, high = float(np.median(values)), min(values), max(values)
     text = f"{middle:.3g}" if low == high else f"{middle:.3g} ({low:.3g} to {high:.3g})"
-    return Range(text, middle)
+    return text, middle

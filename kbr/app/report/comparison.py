@@ -54,17 +54,19 @@ class Comparison:
         """A row for each x and model, with its test."""
         return summarize(self.rows, self.x, self.reference)
 
-    @property
-    def places(self) -> list[float]:
-        """The values of x."""
-        return sorted({one.at for one in self.summary if one.at is not None})
+    @cached_property
+    def cells(self) -> dict[tuple[str, float | None], ModelSummary]:
+        """The same by model and x."""
+        return {(one.model, one.at): one for one in self.summary}
 
-    def cell(self, model: str, at: float) -> ModelSummary | None:
-        found = (one for one in self.summary if (one.model, one.at) == (model, at))
-        return next(found, None)
-
-    def lowest(self, at: float) -> float:
-        return min(one.mean for one in self.summary if one.at == at)
+    @cached_property
+    def lowest(self) -> dict[float, float]:
+        """The lowest mean error at each x, in their order."""
+        means: dict[float, float] = {}
+        for one in self.summary:
+            if one.at is not None:
+                means[one.at] = min(one.mean, means.get(one.at, one.mean))
+        return dict(sorted(means.items()))
 
 
 @dataclass(frozen=True, kw_only=True)

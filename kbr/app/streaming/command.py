@@ -203,17 +203,17 @@ def _step(filt: Any, belief: Belief, row: Row, left: set[str]) -> Belief:
             f"sequence '{now}' comes back after others. Sort the rows by sequence, or evaluate the "
             "file as a whole: python evaluate.py run=... data.path=..."
         )
-    made: Belief = filt.step(belief, row.value)
+    after: Belief = filt.step(belief, row.value)
     if before is not None and now is not None and before != now:
         left.add(before)
-    return made
+    return after
 
 
 def _load(options: Options) -> Any:
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         filt = load_filter(options.run, trial=options.trial)
-    for warning in found:
+    for warning in caught:
         say(str(warning.message))
     return filt
 
@@ -300,10 +300,10 @@ def _check_paths(options: Options) -> None:
 
 def _threads() -> int:
     """Steps are small: one thread, unless OMP_NUM_THREADS says otherwise."""
-    given = os.environ.get("OMP_NUM_THREADS") or "1"
-    first = given.split(",")[0].strip()
+    setting = os.environ.get("OMP_NUM_THREADS") or "1"
+    first = setting.split(",")[0].strip()
     if not first.isdecimal() or int(first) < 1:
-        raise KbrError(f"OMP_NUM_THREADS must be a whole number above 0; got {given!r}.")
+        raise KbrError(f"OMP_NUM_THREADS must be a whole number above 0; got {setting!r}.")
     return int(first)
 
 

@@ -165,16 +165,16 @@ def _row(line: int, cells: Sequence[str], columns: Columns, expected: Format, de
     extra = any(cells[columns.width :])
     if len(cells) < columns.width or extra:
         return Row(line, KbrError(f"expected {columns.width} cells; got {len(cells)}."))
-    found = []
+    numbers = []
     for at in columns.x:
         try:
-            found.append(value(cells[at], decimal))
+            numbers.append(value(cells[at], decimal))
         except ValueError:
             hint = decimal_hint(cells[at], decimal, "")
             told = f"expected a number; got '{cells[at][:60]}'. {hint}".rstrip()
             return Row(line, KbrError(told))
     borders = {name: _stamp(cells[at], decimal) for name, at in columns.borders.items()}
-    return expected.row(line, found, borders)
+    return expected.row(line, numbers, borders)
 
 
 def _stamp(cell: str, decimal: str) -> str | float:

@@ -42,8 +42,8 @@ class Format:
     @property
     def borders(self) -> dict[str, str]:
         """The columns of the sequence and of the time, by what they hold."""
-        found = {key: self.units.column(key) for key in ("sequence", "time")}
-        return {key: name for key, name in found.items() if name is not None}
+        columns = {key: self.units.column(key) for key in ("sequence", "time")}
+        return {key: name for key, name in columns.items() if name is not None}
 
     @property
     def width(self) -> int:
@@ -111,23 +111,23 @@ def recording_rows(
         yield expected.row(at + 1, frame.reshape(expected.shape), borders)
 
 
-def _unused(given: Mapping[str, Any], expected: Format) -> list[str]:
-    named = expected.names and all(name in given for name in expected.names)
+def _unused(entries: Mapping[str, Any], expected: Format) -> list[str]:
+    named = expected.names and all(name in entries for name in expected.names)
     used = {*(expected.names if named else (X,)), *expected.borders.values()}
-    return [key for key in given if key not in used]
+    return [key for key in entries if key not in used]
 
 
-def _from_object(line: int, given: Mapping[str, Any], expected: Format) -> Row:
+def _from_object(line: int, entries: Mapping[str, Any], expected: Format) -> Row:
     names = expected.names
-    borders = {name: given[name] for name in expected.borders.values() if name in given}
-    if names and all(name in given for name in names):
+    borders = {name: entries[name] for name in expected.borders.values() if name in entries}
+    if names and all(name in entries for name in names):
         if len(names) == 1:
-            cell = given[names[0]]
+            cell = entries[names[0]]
             return expected.row(line, cell[0] if isinstance(cell, list) and cell else cell, borders)
-        return expected.row(line, [given[name] for name in names], borders)
-    if X in given:
-        return expected.row(line, given[X], borders)
-    expected.units.observations(given)  # says which columns there must be
+        return expected.row(line, [entries[name] for name in names], borders)
+    if X in entries:
+        return expected.row(line, entries[X], borders)
+    expected.units.observations(entries)  # says which columns there must be
     raise KbrError(f"the object has no entry {X!r}.")
 
 

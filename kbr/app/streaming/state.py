@@ -32,23 +32,23 @@ def read_belief(filt: Any, path: Path, identity: str) -> Belief:
             f"{path} is the state of another filter, or of this one before it was trained anew. "
             "Remove it, or set state=..."
         )
-    found = content.get("belief")
-    if not isinstance(found, dict) or not _fits(start, found):
+    saved = content.get("belief")
+    if not isinstance(saved, dict) or not _fits(start, saved):
         raise KbrError(f"{path} is damaged: it holds no belief of finite numbers. Remove it.")
-    sequence, time = found["place"]
-    return replace(start, **{**found, "place": (sequence, time)})
+    sequence, time = saved["place"]
+    return replace(start, **{**saved, "place": (sequence, time)})
 
 
-def _fits(start: Belief, found: dict[str, Any]) -> bool:
+def _fits(start: Belief, saved: dict[str, Any]) -> bool:
     """Whether these are the fields of such a belief, of the same shapes and finite."""
     names = {each.name for each in fields(start) if each.name not in FILTERS}
-    place, steps = found.get("place"), found.get("steps")
-    if set(found) != names or type(steps) is not int or steps < 0:
+    place, steps = saved.get("place"), saved.get("steps")
+    if set(saved) != names or type(steps) is not int or steps < 0:
         return False
     if not isinstance(place, list) or len(place) != 2:
         return False
     for name in names - {"place", "steps"}:
-        value, first = found[name], getattr(start, name)
+        value, first = saved[name], getattr(start, name)
         if value is None and (first is None or name == "stretch"):
             continue
         if not isinstance(value, Tensor) or not bool(value.isfinite().all()):
