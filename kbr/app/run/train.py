@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from kbr.app.cli import stop
 from kbr.app.config.check import check_config
+from kbr.app.config.packages import check_packages
 from kbr.app.figures.run import run_figures
 from kbr.app.figures.uncertainty import trial_coverage, uncertainty_metrics
 from kbr.app.models.outcome import Outcome
@@ -36,7 +37,6 @@ from kbr.app.run.folder import (
     write_rows,
 )
 from kbr.app.run.monitoring import log_outcome
-from kbr.app.run.packages import check_packages
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
 from kbr.app.run.trainer import is_parallel, launch_of, trainer_settings
 from kbr.app.run.trusted import build, names_of, outside, part
