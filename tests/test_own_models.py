@@ -10,7 +10,7 @@ import pytest
 import torch
 from command_line import call
 
-from kbr.app.building.packages import check_packages
+from kbr.app.config.packages import check_packages
 from kbr.app.models.own import Answers, FrameRegressor, OwnModel
 from kbr.core.errors import KbrError
 
@@ -174,7 +174,7 @@ def test_what_is_wrong_with_a_model_is_one_line(home):
     [("logger=wandb", "wandb"), ("logger=mlflow", "mlflow"), ("model=sklearn", "scikit-learn")],
 )
 def test_a_package_that_is_missing_is_one_line(home, monkeypatch, option, package):
-    monkeypatch.setattr("kbr.app.building.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("kbr.app.config.packages.find_spec", lambda name: None)
     done = call("data=rotation", "data.n_train=60", "trainer=cpu", option, folder=home)
     assert done.returncode == 2
     assert done.stderr.strip().endswith(f"is not installed: pip install {package}")
@@ -184,7 +184,7 @@ def test_a_package_that_is_missing_is_one_line(home, monkeypatch, option, packag
 def test_what_is_installed_is_not_asked_for(monkeypatch):
     from omegaconf import OmegaConf
 
-    monkeypatch.setattr("kbr.app.building.packages.find_spec", lambda name: "found")
+    monkeypatch.setattr("kbr.app.config.packages.find_spec", lambda name: "found")
     check_packages(OmegaConf.create({"model": {"a": {"_target_": "sklearn.svm.SVR"}}}))
 
 

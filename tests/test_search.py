@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kbr import ImportanceWeightedRule, KernelBayesFilter
-from kbr.app.models.notes import edge_notes
+from kbr.app.models.outcome import edge_notes
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.search import Edge, Space, search, search_ridge

@@ -52,8 +52,8 @@ def last_checkpoint(run: Path, record: dict[str, Any]) -> Path | None:
 
 
 def _check_same(content: dict[str, Any], record: dict[str, Any], path: Path) -> None:
-    # Once they stood where Lightning keeps those of the network.
-    then, now = content.get("settings") or content["hyper_parameters"], record["settings"]
+    # Once the filter's settings stood where Lightning keeps those of the network.
+    then, now = content.get("settings", content["hyper_parameters"]), record["settings"]
     changed = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
     if changed:
         pairs = ", ".join(f"{key} (was {then.get(key)}, is {now.get(key)})" for key in changed)

@@ -160,6 +160,8 @@ class Check:
         """Arguments of the class that a part names; None where it takes any."""
         target = node["_target_"]
         check_value(f"{path}._target_", target, hints(Target)["_target_"])
+        if target.startswith("lightning."):
+            import kbr._torchvision  # noqa: F401  (before lightning; slow to import)
         try:
             found = resolve_name(target)
         except (ImportError, AttributeError, ValueError) as error:

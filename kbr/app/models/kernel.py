@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from kbr.app.models.announce import announce
-from kbr.app.models.notes import edge_notes
-from kbr.app.models.outcome import Alternative, Method, Outcome
+from kbr.app.models.outcome import Alternative, Method, Outcome, edge_notes
 from kbr.app.models.progress import grid_progress
 from kbr.app.recordings.task import OwnData
 from kbr.app.run.folder import BEST, RunContext

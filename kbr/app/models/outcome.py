@@ -4,8 +4,8 @@ A method takes a problem and seeds and gives an `Outcome`; closed-form methods r
 batch. `evaluate` gives the same outcome again from the checkpoint's contents.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from kbr.app.figures.view import View
 from kbr.app.run.folder import RunContext
 from kbr.app.tasks.task import PosteriorMean, Problem, Sequential
 from kbr.core.errors import KbrError
+from kbr.core.filters.kernel.search import Edge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,3 +88,15 @@ def sequential(problem: Problem, model: str) -> Sequential:
 def trial_folder(folder: Path, seed: int, seeds: Sequence[int]) -> Path:
     """The run folder itself, or a folder for each seed where there are several."""
     return folder if len(seeds) == 1 else folder / f"seed_{seed}"
+
+
+def edge_notes(edges: Iterable[Edge], keys: str) -> tuple[str, ...]:
+    """Each edge once, counted over trials, with the key that widens it; `keys` is its group."""
+    counted: dict[tuple[str, str, float], Edge] = {}
+    for edge in edges:
+        place = (edge.name, edge.end, edge.value)
+        before = counted.get(place)
+        counted[place] = replace(edge, count=edge.count + (before.count if before else 0))
+    return tuple(
+        f"{edge}; try others with {keys}.{edge.setting}=[...]" for edge in counted.values()
+    )

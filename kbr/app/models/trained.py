@@ -12,8 +12,7 @@ from hydra.utils import instantiate
 
 from kbr.app.figures.frames import encoder_figure
 from kbr.app.figures.view import View, spread_out
-from kbr.app.models.notes import edge_notes
-from kbr.app.models.outcome import Alternative, Outcome, sequential, trial_folder
+from kbr.app.models.outcome import Alternative, Outcome, edge_notes, sequential, trial_folder
 from kbr.app.run.folder import BEST, RunContext
 from kbr.app.tasks.task import Filtering, Problem, Sequential
 from kbr.core.errors import KbrError

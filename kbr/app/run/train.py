@@ -15,9 +15,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from kbr.app.building.packages import check_packages
 from kbr.app.building.trusted import build, names_of, outside, part
 from kbr.app.config.check import check_config
+from kbr.app.config.packages import check_packages
 from kbr.app.figures.run import run_figures
 from kbr.app.models.outcome import Outcome
 from kbr.app.models.trained import tried

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kbr.core.errors import KbrError
+from kbr.core.errors import KbrError, Preempted
 from kbr.core.filters.base import BaseFilter
 from kbr.core.filters.kernel.search import Edge
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive
@@ -132,9 +132,12 @@ class TrainedFilter(BaseFilter):
         if folder is not None:
             return self._fit(rows, seed, Path(folder), trainer or {}, resume)
         with TemporaryDirectory() as passing:
-            return self._fit(
-                rows, seed, Path(passing), {"logger": False, **(trainer or {})}, resume
-            )
+            try:
+                trainer = {"logger": False, **(trainer or {})}
+                return self._fit(rows, seed, Path(passing), trainer, resume)
+            except Preempted as stopped:
+                lost = "training was stopped, and nothing is kept without folder=..."
+                raise Preempted(lost, number=stopped.number) from None
 
     def _fit(
         self,
