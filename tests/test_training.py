@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from kbr.core.datasets.dynamics import Rotation
 from kbr.core.errors import Diverged, KbrError
 from kbr.core.io.checkpoint import plain, write_atomically
 from kbr.core.kernels import Gaussian
@@ -404,3 +405,12 @@ def test_plain_turns_objects_into_strings(tmp_path):
         "b": str(tmp_path),
         "c": None,
     }
+
+
+def test_with_one_value_of_each_setting_there_is_still_a_validation_error(tmp_path):
+    data = Rotation().generate(n_train=90, n_test=10, seed=1)
+    one = {"lams": (1e-3,), "scales": (1.0,), "coarse_scales": (1.0,)}
+    filt = LearnedFilter(encoder=partial(MLP, hidden=(8,)), epochs=2, val_every=1, **one)
+    quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    filt.fit(data.x_train.float(), data.z_train, folder=tmp_path, trainer=quiet)
+    assert 0 < filt.val_mse < 1

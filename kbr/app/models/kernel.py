@@ -126,6 +126,7 @@ class KernelMethod:
                 *getattr(operators, "notes", ()),
                 *edge_notes(made.choice.edges, "model"),
             ),
+            edges=made.choice.edges,
             alternative=_learned(problem),
             state={"kind": KIND, "filter": made.state()},
             view=cache(lambda: problem.view(data, self._first(made, problem))),

@@ -48,6 +48,7 @@ class Outcome:
     test_seconds: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    edges: tuple[Edge, ...] = ()  # what the notes say of choices at an end, as values
     state: dict[str, Any] = field(default_factory=dict)
     evidence: Tensor | None = None
     labels: tuple[str, ...] | None = None  # of the columns, with units; None: z_1, z_2, ...

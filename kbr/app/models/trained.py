@@ -92,6 +92,7 @@ class TrainedMethod:
             labels=problem.labels,
             alternative=alternative,
             notes=(*problem.notes, *notes, *edge_notes(edges, "model.filter")),
+            edges=tuple(edges),
             view=cache(lambda: self._view(problem, seeds, context.folder)),
         )
 

@@ -6,7 +6,7 @@ import shlex
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +183,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
         "seconds": round(seconds, 3),
         "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
         "notes": list(outcome.notes),
+        "edges": [asdict(edge) for edge in outcome.edges],
     }
     write_json(folder / MANIFEST, {**manifest(folder, mark), **made})
     (folder / FAILURE).unlink(missing_ok=True)  # of a cell that failed before it was resumed

@@ -115,15 +115,16 @@ class KernelBayesFilter(SavedFilter):
         Chosen on the whole sequence in several folds, or in another search space, for callers that
         want that.
         """
-        choice = self._choose(data, folds=folds, space=space, progress=progress)
+        options = {"folds": folds, "space": space, "progress": progress}
+        choice = self._choose(data, scored=space is not None, **options)
         found = FittedData(data.x, data.z, data.lengths, data.shape, choice, units=data.units)
         return Fitted.build(self.settings, found)
 
     def tune(
         self, x: ArrayLike | Sequence[ArrayLike], z: ArrayLike | Sequence[ArrayLike]
     ) -> Choice:
-        """What `fit` would choose, besides the ridges eta and lam', without fitting."""
-        return self._choose(training_data(x, z, standardize=self.standardized))
+        """What `fit` would choose, besides the ridges eta and lam', and its error; no fit."""
+        return self._choose(training_data(x, z, standardize=self.standardized), scored=True)
 
     def _choose(self, data: TrainingData, **options: Any) -> Choice:
         transition_pairs(data.lengths)  # fails early where there is no step to learn from

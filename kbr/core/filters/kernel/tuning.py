@@ -28,15 +28,16 @@ def choose(
     folds: int = 1,
     space: Space | None = None,
     progress: Progress | None = None,
+    scored: bool = False,
 ) -> Choice:
     """Bandwidths and lam by the error on held-out blocks; eta is set by the final fit.
 
-    One block, the end of the sequence, or the whole of it in so many `folds`. Nothing is tried
-    where the settings leave no choice.
+    One block, the end of the sequence, or the whole of it in so many `folds`. Where the settings
+    leave no choice nothing is tried, unless the error is wanted (`scored`).
     """
     batch, widths = z.shape[:-2], builder.settings.tried_widths
     space = builder.settings.space(x.shape[-1], builder.least_lam) if space is None else space
-    if space.is_one_cell and len(widths) == 1:
+    if space.is_one_cell and len(widths) == 1 and not scored:
         like = z.new_zeros(batch)
         scale, lam = (torch.full_like(like, v) for v in (space.scales[0], space.lams[0]))
         return _choice(scale, widths[0], lam, torch.full_like(like, torch.nan))
