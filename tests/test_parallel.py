@@ -37,13 +37,17 @@ COMMON = [
     "model.filter.epochs=12",
     "model.filter.val_every=4",
     "model.filter.noise=0.0",
-    "encoder.dropout=0.0",
     "encoder.channels=4",
     "encoder.n_maps=4",
     "encoder.n_features=6",
 ]
 # The smallest ridges magnify single-precision rounding.
-SMALL = [*COMMON, "model.filter.n_fourier=32", "model.filter.lams=[1e-3,1e-2,1e-1]"]
+SMALL = [
+    *COMMON,
+    "encoder.dropout=0.0",
+    "model.filter.n_fourier=32",
+    "model.filter.lams=[1e-3,1e-2,1e-1]",
+]
 
 
 def points(n: int = 61) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
