@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -44,6 +45,7 @@ def call(*arguments: str, script: str = "train.py", folder: Path = ROOT) -> Done
 def _as_a_process(script: str, arguments: tuple[str, ...], at: Path) -> Iterator[None]:
     """Arguments, folder and environment of a process of its own; all of it is put back."""
     argv, path, environ, folder = sys.argv, list(sys.path), dict(os.environ), Path.cwd()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     sys.argv = [str(ROOT / script), *arguments]
     os.chdir(at)
     try:
@@ -54,3 +56,5 @@ def _as_a_process(script: str, arguments: tuple[str, ...], at: Path) -> Iterator
         os.environ.clear()
         os.environ.update(environ)
         os.chdir(folder)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -19,7 +19,7 @@ BRIEF = ["model.filter.epochs=2", "model.filter.val_every=1"]
 
 def run(command: str, folder: Path) -> str:
     """A documented command, in `folder`; networks train for two epochs only."""
-    runs = sorted(folder.glob("outputs/npz_*/*"))
+    runs = sorted(folder.glob("outputs/recording_*/*"))
     meant = command.replace("outputs/...", str(runs[-1]) if runs else "")
     words = shlex.split(meant.replace("\\\n", " "))
     if words[0] == "kbr-inspect":
@@ -89,7 +89,7 @@ def test_every_block_of_the_document_runs_in_order(tmp_path, monkeypatch, sectio
         for command in block.strip().splitlines():
             run(command, tmp_path)
     trained = sum(block.count("python train.py") for _, block in SECTIONS[section])
-    assert len(list(tmp_path.glob("outputs/npz_*/*/metrics.json"))) == trained
+    assert len(list(tmp_path.glob("outputs/recording_*/*/metrics.json"))) == trained
 
 
 def test_the_document_has_no_block_that_is_not_run():

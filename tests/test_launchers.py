@@ -47,9 +47,12 @@ def test_all_processes_of_a_launcher_have_one_id():
 
 def test_a_cell_with_a_bug_is_reported_and_the_others_go_on(tmp_path):
     """Not one of our own errors: a class that makes no data."""
-    arguments = [*SMALL, "model=iw"]
-    arguments.append("data._target_=collections.OrderedDict,kbr.app.tasks.simulated.rotation")
-    done = start(tmp_path, *arguments)
+    (tmp_path / "mine" / "data").mkdir(parents=True)
+    text = "_target_: kbr.app.tasks.task.Filtering\nname: broken\nn_train: 40\nn_test: 10\n"
+    broken = tmp_path / "mine" / "data" / "broken.yaml"
+    broken.write_text(text + "task: {_target_: collections.OrderedDict}\n")
+    own = ["--config-dir", str(tmp_path / "mine")]
+    done = start(tmp_path, *own, "data=broken,rotation", "data.n_test=10", "model=iw")
     printed, errors = done.communicate(timeout=200)
     assert done.returncode == 1, errors
     assert "[2/2]" in printed

@@ -141,7 +141,8 @@ def test_every_way_gives_the_same_beliefs(desk, trained, monkeypatch, capsys):
     assert "yaw [deg]" in said
     assert "test/mse_standardised" in said
     target = run / "evaluation" / file.stem
-    found = np.load(target / "posterior.npz")
+    with np.load(target / "posterior.npz") as file:
+        found = dict(file)
     assert_same((found["mean"][0], found["cov"][0]), expected)
     assert found["sequence"].tolist() == NEW["run"]
     np.testing.assert_allclose(found["time"], NEW["t"])
@@ -186,7 +187,8 @@ def test_a_recording_without_truth_gives_beliefs_and_pictures(desk, vectors, mon
     assert "no truth" in said
     assert "columns not used: note" in said
     target = vectors / "evaluation" / "blind"
-    found = np.load(target / "posterior.npz")
+    with np.load(target / "posterior.npz") as file:
+        found = dict(file)
     assert sorted(found) == sorted(
         ["mean", "cov", "raw_cov", "evidence", "row", "sequence", "time", "labels"]
     )

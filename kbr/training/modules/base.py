@@ -64,8 +64,8 @@ class SequenceModule(lightning.LightningModule):
         self.epochs, self.lr, self.weight_decay = epochs, lr, weight_decay
         self.noise, self.seed, self.log_every = noise, seed, log_every
         channels = (shape[0], 1, 1) if len(shape) == 3 else shape
-        self.register_buffer("x_mean", torch.zeros(1, *channels))
-        self.register_buffer("x_scale", torch.ones(1, *channels))
+        self.register_buffer("x_mean", torch.zeros(1, *channels, device="cpu"))
+        self.register_buffer("x_scale", torch.ones(1, *channels, device="cpu"))
 
     def setup(self, stage: str) -> None:
         if stage == "fit":

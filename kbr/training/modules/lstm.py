@@ -31,12 +31,12 @@ class LSTMModule(SequenceModule):
         self.window = window
         shape, dz = self.hparams["shape"], self.hparams["dz"]
         with torch.no_grad():
-            n_features = self.encoder.eval()(torch.zeros(1, *shape)).shape[-1]
+            n_features = self.encoder.eval()(torch.zeros(1, *shape, device="cpu")).shape[-1]
         self.encoder.train()
         self.lstm = nn.LSTM(n_features, hidden, batch_first=True)
         self.readout = nn.Linear(hidden, dz)
-        self.register_buffer("z_mean", torch.zeros(dz))
-        self.register_buffer("z_scale", torch.ones(dz))
+        self.register_buffer("z_mean", torch.zeros(dz, device="cpu"))
+        self.register_buffer("z_scale", torch.ones(dz, device="cpu"))
 
     def fit_scales(self, x: Tensor | FileRows, z: Float[Tensor, "n dz"]) -> None:
         super().fit_scales(x, z)
