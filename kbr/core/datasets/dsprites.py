@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int
 from torch import Generator, Tensor
 
-from kbr.core.datasets.drawing import as_generator, check_lengths
-from kbr.core.datasets.dynamics import FilteringData, Oscillatory
+from kbr.core.datasets.dynamics import Oscillatory, Sampled
 from kbr.core.datasets.normal_mass import normal_mass
 from kbr.core.datasets.sprites import (
     PIXELS,
@@ -27,7 +26,7 @@ GRID = SIZES[-1]  # positions along either axis
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSprites:
+class DSprites(Sampled):
     """Images of one sprite whose position is a noisy view of the latent z = (u, v).
 
     Math: z_t+1 = (1 + beta sin(M theta_t)) (cos(theta_t + omega), sin(theta_t + omega)) + eps_Z,
@@ -114,21 +113,6 @@ class DSprites:
         x = self.frames(position)
         noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
         return x.add_(noise, alpha=self.pixel_noise), z
-
-    def generate(
-        self,
-        *,
-        n_train: int,
-        n_test: int = 200,
-        seed: int | Generator = 0,
-        batch: tuple[int, ...] = (),
-    ) -> FilteringData:
-        """Independent training and test sequences, from a seed or a generator."""
-        check_lengths(n_train, n_test)
-        generator = as_generator(seed)
-        x_train, z_train = self.sample(n_train, generator, batch)
-        x_test, z_test = self.sample(n_test, generator, batch)
-        return FilteringData(x_train=x_train, z_train=z_train, x_test=x_test, z_test=z_test)
 
     def log_likelihood(
         self, x: Float[Tensor, "*b 1 64 64"], z: Float[Tensor, "*b n 2"]

@@ -28,8 +28,33 @@ class FilteringData:
     z_test: Float[Tensor, "*b m dz"]
 
 
+class Sampled:
+    """A task whose training and test sequences are two samples."""
+
+    def sample(
+        self, length: int, generator: Generator, batch: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Observations x and latents z of so many steps."""
+        raise NotImplementedError
+
+    def generate(
+        self,
+        *,
+        n_train: int,
+        n_test: int = 200,
+        seed: int | Generator = 0,
+        batch: tuple[int, ...] = (),
+    ) -> FilteringData:
+        """Independent training and test sequences, from a seed or a generator."""
+        check_lengths(n_train, n_test)
+        generator = as_generator(seed)
+        x_train, z_train = self.sample(n_train, generator, batch)
+        x_test, z_test = self.sample(n_test, generator, batch)
+        return FilteringData(x_train=x_train, z_train=z_train, x_test=x_test, z_test=z_test)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Oscillatory:
+class Oscillatory(Sampled):
     """Rotation by omega a step, with a radius that depends on the angle.
 
     Math: z_t+1 = (1 + beta sin(M theta_t)) (cos(theta_t + omega), sin(theta_t + omega)) + eps_Z,
@@ -88,21 +113,6 @@ class Oscillatory:
         """Observations x and latents z; z equals what `latents` draws from the same generator."""
         z = self.latents(length, generator, batch)
         return z + self.sigma_x * normal(tuple(z.shape), generator), z
-
-    def generate(
-        self,
-        *,
-        n_train: int,
-        n_test: int = 200,
-        seed: int | Generator = 0,
-        batch: tuple[int, ...] = (),
-    ) -> FilteringData:
-        """Independent training and test sequences, from a seed or a generator."""
-        check_lengths(n_train, n_test)
-        generator = as_generator(seed)
-        x_train, z_train = self.sample(n_train, generator, batch)
-        x_test, z_test = self.sample(n_test, generator, batch)
-        return FilteringData(x_train=x_train, z_train=z_train, x_test=x_test, z_test=z_test)
 
     def state_space(self) -> StateSpaceModel:
         """The true model, for the Kalman and particle filters.
