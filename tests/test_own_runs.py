@@ -245,7 +245,7 @@ def test_vectors_get_a_kernel_and_frames_get_features_unless_a_model_is_named(tm
     assert done.returncode == 0, done.stderr
     assert "x are vectors: model=iw\n" in done.stdout
     said = r"validates (no )?better: [\d.e-]+ against [\d.e-]+"
-    assert re.search(f"note: a trained encoder {said}: model=iw_nn", done.stdout)
+    assert re.search(f"note: an encoder trained for 50 epochs {said}: model=iw_nn", done.stdout)
     (other,) = [line for line in done.stdout.splitlines() if "the other:" in line]
     assert other.endswith(f"train.py data=recording data.path={path} model=iw_nn")
     small = ["model.filter.epochs=2", "model.filter.val_every=1", "encoder=mlp"]

@@ -28,6 +28,7 @@ from kbr.training.filters.learned import LearnedFilter
 from kbr.training.filters.trained import TrainedFilter
 from kbr.training.resuming import LAST
 
+TRIED_EPOCHS = 50  # of vectors: more do not validate better
 MOST_TRIED = 5000  # rows on which learned features are trained just to compare them
 GAZE_FRAMES = 4  # training frames on which TensorBoard shows what the encoder looks at
 
@@ -193,7 +194,7 @@ def tried(
     rows = sum(len(piece) for piece in data.x_train)
     if in_file(data.x_train) or rows > MOST_TRIED:
         return replace(alternative, why_not=f"not tried on {rows:,} rows")
-    filt = LearnedFilter(encoder=partial(MLP))
+    filt = LearnedFilter(encoder=partial(MLP), epochs=TRIED_EPOCHS)
     quiet_lightning()
     bar = EpochBar("a trained encoder, to compare")
     trainer = {"enable_progress_bar": False, "callbacks": [bar]}
@@ -202,7 +203,10 @@ def tried(
     except KbrError as error:
         return replace(alternative, why_not=f"could not be trained: {error}")
     return replace(
-        alternative, error=filt.val_mse, own_error=float(outcome.chosen[problem.val_name][0])
+        alternative,
+        what=f"an encoder trained for {TRIED_EPOCHS} epochs",
+        error=filt.val_mse,
+        own_error=float(outcome.chosen[problem.val_name][0]),
     )
 
 
