@@ -36,7 +36,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_extensions_run_from_the_users_own_folder(tmp_path):
-    """One module, three yamls and five commands, as the page gives them."""
+    """One module, three yamls and six commands, as the page gives them."""
     (tmp_path / "mine.py").write_text("\n".join(blocks("extending.md", "python")))
     names = ("encoder/flat", "data/pendulum", "model/nearest")
     for name, text in zip(names, blocks("extending.md", "yaml"), strict=True):
@@ -44,7 +44,7 @@ def test_extensions_run_from_the_users_own_folder(tmp_path):
         path.parent.mkdir(parents=True)
         path.write_text(text)
     given = blocks("extending.md", "sh")
-    assert len(given) == 5
+    assert len(given) == 6
     for number, line in enumerate(given):
         brief = BRIEF if "encoder=flat" in line else ()
         words = shlex.split(line)[2:]
@@ -52,21 +52,24 @@ def test_extensions_run_from_the_users_own_folder(tmp_path):
         assert done.returncode == 0, done.stderr
         assert (tmp_path / f"made{number}" / "metrics.json").is_file()
     # The encoder and the model are the user's own: evaluate finds them through the run's config.
-    for own in ("made2", "made4"):
+    for own in ("made3", "made5"):
         again = run("evaluate", [f"run={own}", "trust=[mine]"], tmp_path)
         assert again.returncode == 0, again.stderr
 
 
-def test_a_ratio_of_ones_own_serves_a_rule():
+def test_a_ratio_and_an_engine_of_ones_own_serve_rules_and_filters():
     made: dict[str, object] = {}
     exec(compile("\n".join(blocks("extending.md", "python")), "extending.md", "exec"), made)
     import torch
 
-    from kbr import Embedding, ImportanceWeightedRule
+    from kbr import Embedding, ImportanceWeightedRule, KernelBayesFilter
 
     x, z = torch.randn(40, 2), torch.randn(40, 2)
     rule = ImportanceWeightedRule(ratio=made["Tempered"](), lam=0.1)
     assert rule.fit(x, z).posterior(x[0], prior=Embedding.from_samples(z)).mean.isfinite().all()
+    filt = KernelBayesFilter(rule=rule, engine=made["WholeGram"](), scales=(1.0,)).fit(x, z)
+    assert filt.filter(x).mean.isfinite().all()
+    assert filt.operators.update.name == "whole_gram"
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,6 @@ def test_same_beliefs_as_the_ordinary_filter(monkeypatch):
     monkeypatch.setattr(large, "LARGE", 100)
     monkeypatch.setattr(tables, "ROWS", 64)
     made = fixed().fit(x, z)
-    assert isinstance(made.operators, large.LargeOperators)
     assert made.operators.phi.dtype == made.operators.update.mixing.dtype == torch.float32
     assert not hasattr(made.operators, "prediction")
     for run in ("filter", "smooth"):
@@ -162,7 +161,7 @@ def test_save_load_and_compress_30_000_points(tmp_path):
     x, z = Rotation().sample(300, torch.Generator().manual_seed(0), (100,))
     x_test, z_test = Rotation().sample(20, torch.Generator().manual_seed(9))
     made = fixed().fit(list(x.unbind()), list(z.unbind()))
-    assert isinstance(made.operators, large.LargeOperators)
+    assert made.operators.phi.dtype == torch.float32
     made.save(tmp_path / "filter.ckpt")
     loaded = KernelBayesFilter.load(tmp_path / "filter.ckpt")
     answer = made.filter(x_test).mean

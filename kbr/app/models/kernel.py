@@ -93,7 +93,7 @@ class KernelMethod:
             widths=tuple(self.widths),
             etas=None if self.etas is None else tuple(self.etas),
             lams=None if self.lams is None else tuple(self.lams),
-            engine=self.engine,  # type: ignore[arg-type]
+            engine=self.engine,
             standardize=False,  # the problem's units do, where it has any
         )
 

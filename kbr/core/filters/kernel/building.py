@@ -115,35 +115,35 @@ class Builder:
         `rough` serves tuning: compression, and leading features where the kernel has full rank, may
         then lose what does not change a choice.
         """
-        n = x.shape[-2]
+        n, engine = x.shape[-2], self.settings.engine
         limit = int(n * FULL_RANK)
         chosen = self.observation_map(scale, tolerance)
+        if not isinstance(engine, str):
+            return engine.build(chosen, x, lam=lam)
         if isinstance(chosen, PivotedCholesky):
-            if self.settings.engine == "active_set":
+            if engine == "active_set":
                 return _active_set(chosen.kernel, x)
-            features = _fit(self._limited(chosen, rough, limit), x)
-            if self.settings.engine == "auto" and features.train.shape[-1] > limit:
+            if engine == "auto" and (rough or self.rule.SPARSE):
+                # No more columns than tell that there are too many: another form is at hand.
+                chosen = replace(chosen, max_rank=limit + 1)
+            features = _fit(chosen, x)
+            if engine == "auto" and features.train.shape[-1] > limit:
                 if rough:
                     return LowRank(_fit(KernelPCA(kernel=chosen.kernel, n_features=ROUGH_RANK), x))
                 if self.rule.SPARSE:
                     return _active_set(chosen.kernel, x)
-        elif self.settings.engine == "active_set":
+        elif engine == "active_set":
             return _active_set(Linear(), chosen.fit(x).train)
         else:
             features = _fit(chosen, x)
         least = lam if self.rule.SPARSE else lam**0.5  # the other rule's is of a squared operator
         exact = least < ROUGH_LAM if rough else lam < COMPRESSED_LAM
-        if self.settings.engine == "low_rank" or (self.settings.engine == "auto" and exact):
+        if engine == "low_rank" or (engine == "auto" and exact):
             return LowRank(features)
         # psi_i psi_i' is off by the root of the tolerance, which must stay far below lam.
-        made = compress(features, tolerance=max(1e-14, (1e-3 if rough else 1e-6) * lam**2))
-        pays = made.pivots.shape[-2] < COMPRESSED_SHARE * n
-        return made if pays or self.settings.engine == "compressed" else LowRank(features)
-
-    def _limited(self, chosen: PivotedCholesky, rough: bool, limit: int) -> PivotedCholesky:
-        """No more columns than tell that there are too many, where another form is at hand."""
-        other = self.settings.engine == "auto" and (rough or self.rule.SPARSE)
-        return replace(chosen, max_rank=limit + 1) if other else chosen
+        update = compress(features, tolerance=max(1e-14, (1e-3 if rough else 1e-6) * lam**2))
+        pays = update.pivots.shape[-2] < COMPRESSED_SHARE * n
+        return update if pays or engine == "compressed" else LowRank(features)
 
     def ridges(
         self, phi: Float[Tensor, "*b n p"], lengths: Sequence[int]
@@ -210,8 +210,8 @@ def _scaled(
     if is_free(kernel):
         scale = kernel.scale * scale
         kernel = replace(kernel, scale=scale, bandwidth=None if median is None else scale * median)
-    made = as_feature_map(kernel)
-    return replace(made, tolerance=tolerance) if isinstance(made, PivotedCholesky) else made
+    chosen = as_feature_map(kernel)
+    return replace(chosen, tolerance=tolerance) if isinstance(chosen, PivotedCholesky) else chosen
 
 
 def _kernel_of(chosen: FeatureMap, points: Tensor) -> Kernel:
@@ -226,8 +226,8 @@ def _kernel_of(chosen: FeatureMap, points: Tensor) -> Kernel:
 
 def _fit(chosen: FeatureMap, points: Tensor) -> Features:
     """Features in float64, contiguous for the many products to come."""
-    made = chosen.fit(points)
-    return Features(made.train.to(torch.float64).contiguous(), made.function, made.kernel)
+    features = chosen.fit(points)
+    return replace(features, train=features.train.to(torch.float64).contiguous())
 
 
 def _active_set(kernel: Kernel, x: Tensor) -> ActiveSet:

@@ -10,6 +10,7 @@ from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.landmarks import choose_landmarks
 from kbr.core.filters.kernel.novelty import Reach, nearest_squared, reach_of
+from kbr.core.filters.kernel.operators import FilterRatio
 from kbr.core.filters.kernel.settings import Settings
 from kbr.core.filters.kernel.storage import Compression, pack, unpack
 from kbr.core.filters.result import mean_squared_error
@@ -23,6 +24,11 @@ def compressed(fitted: Fitted, n_landmarks: int) -> Fitted:
         raise KbrError(
             "compress takes a filter fitted to one data set, not compressed before; got a "
             f"batch {list(data.z.shape[:-2])} or a compressed filter. Take one of the batch."
+        )
+    if isinstance(fitted.settings.rule.ratio, FilterRatio):
+        raise KbrError(
+            "compress takes filters whose ratio is KuLSIF; got "
+            f"{type(fitted.settings.rule.ratio).__name__}."
         )
     check_memory(
         5.0 * len(data.z) * n_landmarks * torch.float64.itemsize,

@@ -16,18 +16,24 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kbr.core.features import Features, pivot_triangle, take_rows
+from kbr.core.features import FeatureMap, Features, pivot_triangle, take_rows
 from kbr.core.kernels import Kernel
 from kbr.core.linalg import pivoted_cholesky
 from kbr.core.rules import Rule
 from kbr.core.tables import at_rows, sum_rows, weighted_gram
 
+Points = Float[Tensor, "*b q dx"]
+Coordinates = Float[Tensor, "*b q c"]
 Weights = Float[Tensor, "*b s n"]
+State = Float[Tensor, "*b s p"]
 Query = Float[Tensor, "*b s c"]
 Ridge = Float[Tensor, "*b s"]
+Flags = Bool[Tensor, "*b s"]
+
+ENGINES = ("auto", "low_rank", "compressed", "active_set")
 
 GROUP = 2**23  # numbers in the Gram matrices that are solved at once: 64 MB
 
@@ -39,11 +45,23 @@ class Update(Protocol):
     @property
     def name(self) -> str: ...
 
-    def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
+    def observe(self, x: Points) -> Coordinates:
         """Coordinates of observations, computed once for a whole sequence."""
         ...
 
     def weights(self, rule: Rule, ratio: Weights, query: Query, lam: Ridge) -> Weights: ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Builds the update: what the setting `engine` may be, besides a name."""
+
+    def build(self, features: FeatureMap, x: Float[Tensor, "*b n dx"], *, lam: float) -> Update:
+        """The update on training observations x, for ridges of `lam` and more.
+
+        `features` has the chosen bandwidth: `features.fit(x)`, or its `kernel` where it has one.
+        """
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +71,10 @@ class LowRank:
     features: Features
     name: ClassVar[str] = "low_rank"
 
-    def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
+    def observe(self, x: Points) -> Coordinates:
         return self.features(x)
 
-    def second(self, ratio: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s d d"]:
+    def second(self, ratio: Weights) -> Float[Tensor, "*b s d d"]:
         return weighted_gram(ratio, self.features.train)
 
     def weights(self, rule: Rule, ratio: Weights, query: Query, lam: Ridge) -> Weights:
@@ -73,7 +91,7 @@ class Compressed(LowRank):
     pivots: Float[Tensor, "*b q d"]
     name: ClassVar[str] = "compressed"
 
-    def second(self, ratio: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s d d"]:
+    def second(self, ratio: Weights) -> Float[Tensor, "*b s d d"]:
         wide = self.pivots.unsqueeze(-3)
         return (wide * sum_rows(ratio, self.mixing).unsqueeze(-1)).mT @ wide
 
@@ -87,7 +105,7 @@ class ActiveSet:
     gram: Float[Tensor, "*b n n"]
     name: ClassVar[str] = "active_set"
 
-    def observe(self, x: Float[Tensor, "*b q dx"]) -> Float[Tensor, "*b q c"]:
+    def observe(self, x: Points) -> Coordinates:
         return self.kernel(x, self.points)
 
     def weights(self, rule: Rule, ratio: Weights, query: Query, lam: Ridge) -> Weights:

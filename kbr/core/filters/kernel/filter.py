@@ -19,7 +19,7 @@ from kbr.core.filters.kernel.compression import compressed, with_cost
 from kbr.core.filters.kernel.export import export_step
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.held_out import measured, smoothing_measured
-from kbr.core.filters.kernel.large import LargeOperators, tuning_part
+from kbr.core.filters.kernel.large import is_large, tuning_part
 from kbr.core.filters.kernel.saving import SavedFilter
 from kbr.core.filters.kernel.search import Progress, Space
 from kbr.core.filters.kernel.step import Operators, Step
@@ -154,7 +154,7 @@ class KernelBayesFilter(SavedFilter):
 
     def export(self, path: str | Path) -> None:
         """The step as a torch.export program, to run without kbr: see `export_step`."""
-        if isinstance(self.operators, LargeOperators):
+        if is_large(self.operators.n):
             raise KbrError(
                 f"a program holds all of a filter's points, here {self.operators.n:,}. Call "
                 "compress(n_landmarks) first."

@@ -20,8 +20,8 @@ from kbr.core.filters.kernel.run import run_filter, run_forecast, run_smoother
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.validation import (
     MINIMUM_STEPS,
-    LeaveOut,
     Pair,
+    leave_out,
     pairs_inside,
     validation_block,
 )
@@ -90,9 +90,9 @@ def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Opera
     """The validation block, and one as long at the start, with operators of the other steps."""
     data, last = fitted.data, validation_block(fitted.n)
     large = is_large(fitted.n)
-    rest = None if large else LeaveOut.of(Builder(fitted.settings), data, fitted.operators.update)
+    without = None if large else leave_out(Builder(fitted.settings), data, fitted.operators.update)
     for block in [last, range(len(last))] if first_too and not large else [last]:
-        operators = fitted.operators if rest is None else rest.operators(block)
+        operators = fitted.operators if without is None else without(block)
         yield block, operators, pairs_inside(data.x, data.z, data.lengths, block)
 
 

@@ -4,6 +4,7 @@ The coordinates of a belief are its weights themselves (Phi = I), so a step cost
 reference for the learned ratio, not an engine.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from jaxtyping import Float
@@ -12,7 +13,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.classical.state_space import StateSpaceModel
-from kbr.core.filters.kernel.engine import Update
+from kbr.core.filters.kernel.engine import State, Update, Weights
 from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.linalg import ridge_solve
 from kbr.core.ratios import Ratio
@@ -59,19 +60,19 @@ class KnownOperators(Operators):
     def rank(self) -> int:
         return self.n
 
-    def coordinates(self, weights: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s n"]:
+    def coordinates(self, weights: Weights) -> State:
         return weights
 
-    def advance(self, state: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s n"]:
+    def advance(self, state: State) -> State:
         return state @ self.table.mT / self.n
 
-    def ratio(self, m: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s n"]:
+    def ratio(self, m: State, weights: Callable[[], Weights] | None = None) -> Weights:
         return m * self.n
 
-    def ahead(self, state: Float[Tensor, "*b s n"]) -> Step:
+    def ahead(self, state: State) -> Step:
         return self.belief(self.advance(state))
 
-    def predict(self, state: Float[Tensor, "*b s n"]) -> Step:
+    def predict(self, state: State) -> Step:
         return self.ahead(state)  # R keeps the total weight, but for the sample's chance
 
     def forecast_table(self) -> Float[Tensor, "*b n c"]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
-from kbr.core.filters.kernel.engine import Update
+from kbr.core.filters.kernel.engine import State, Update, Weights
 from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.filters.kernel.transition import transition_pairs
 from kbr.core.kernels import Gaussian, Kernel, Linear
@@ -72,19 +72,19 @@ class LandmarkOperators(Operators):
     def start(self, sequences: int) -> Step:
         return self.belief(self.mass.expand(sequences, self.n), first=True)
 
-    def coordinates(self, weights: Float[Tensor, "s m"]) -> Float[Tensor, "s p"]:
+    def coordinates(self, weights: Weights) -> State:
         return weights @ self.phi
 
-    def advance(self, state: Float[Tensor, "s p"]) -> Float[Tensor, "s p"]:
+    def advance(self, state: State) -> State:
         return state @ self.transition
 
-    def ratio(self, m: Float[Tensor, "s p"]) -> Float[Tensor, "s m"]:
+    def ratio(self, m: State, weights: Callable[[], Weights] | None = None) -> Weights:
         return m @ self.phi.mT
 
-    def weigh(self, ratio: Float[Tensor, "s m"]) -> Float[Tensor, "s m"]:
+    def weigh(self, ratio: Weights) -> Weights:
         return ratio * (self.mass * self.n)
 
-    def ahead(self, state: Float[Tensor, "s p"]) -> Step:
+    def ahead(self, state: State) -> Step:
         m = self.advance(state)
         return self.belief(self.ratio(m) * self.mass, m)
 

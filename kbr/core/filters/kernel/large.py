@@ -6,26 +6,23 @@ float32, and sums over all points, made in float64. Hyper-parameters are chosen 
 alone, which choose as well.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap, Features, PivotedCholesky, pivot_triangle, take_rows
-from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.engine import Compressed, LowRank, Update, square_pivots
 from kbr.core.filters.kernel.known_transition import TransitionRatio
-from kbr.core.filters.kernel.operators import LearnedOperators
-from kbr.core.filters.kernel.settings import Engine, Settings
-from kbr.core.filters.kernel.transition import transition_pairs
+from kbr.core.filters.kernel.operators import LatentSums, LearnedOperators, learned_operators
 from kbr.core.filters.kernel.validation import lengths_outside
 from kbr.core.io.memory import check_memory
-from kbr.core.linalg import ridge_cholesky
-from kbr.core.tables import at_rows, blocks
+from kbr.core.tables import blocks
 
 LARGE = 20_000  # points above which a filter is built here
 RECENT = 10_000  # last points on which hyper-parameters are chosen
@@ -64,58 +61,6 @@ def tuning_part(
     return builder, x[..., -RECENT:, :], z[..., -RECENT:, :], last_lengths(lengths, RECENT)
 
 
-@dataclass(frozen=True, eq=False)
-class LatentSums:
-    """Second moments of the latents' features over the steps: earlier points, later ones, both."""
-
-    total: Float[Tensor, "*b p p"]
-    early: Float[Tensor, "*b p p"]
-    late: Float[Tensor, "*b p p"]
-    cross: Float[Tensor, "*b p p"]
-
-    @property
-    def reversed(self) -> "LatentSums":
-        return LatentSums(self.total, self.late, self.early, self.cross.mT)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LargeOperators(LearnedOperators):
-    """Operators that keep no table of predictions: the features of the points do.
-
-    Math: w+ = Phi_prev (C_prev,prev + lam' I)^-1 u / k; `ridged` is the Cholesky factor.
-    `notes` say where a kernel's rank was cut at a limit of this module, and what to set instead.
-    """
-
-    sums: LatentSums
-    ridged: Float[Tensor, "*b p p"]
-    before: Int[Tensor, "k"]
-    notes: tuple[str, ...] = ()
-
-    def later(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s k"]:
-        solved = torch.cholesky_solve(state.mT, self.ridged).mT / len(self.before)
-        return at_rows(solved, self.phi).index_select(-1, self.before)
-
-    def forecast_table(self) -> Float[Tensor, "*b p c"]:
-        columns, k = self.readout.columns, len(self.before)
-        total = columns.new_zeros(*self.phi.shape[:-2], self.phi.shape[-1], columns.shape[-1])
-        for rows in blocks(k):
-            early = self.phi.index_select(-2, self.before[rows]).to(columns.dtype)
-            total += early.mT @ columns.index_select(-2, self.after[rows])
-        return torch.cholesky_solve(total / k, self.ridged)
-
-    def reverse(self, lam_transition: Float[Tensor, "*b"]) -> "LargeOperators":
-        sums, k = self.sums.reversed, len(self.before)
-        ridged, transition = _dynamics(sums, k, lam_transition)
-        return replace(
-            self,
-            sums=sums,
-            ridged=ridged,
-            transition=transition,
-            after=self.before,
-            before=self.after,
-        )
-
-
 def large_operators(
     builder: Builder,
     x: Float[Tensor, "*b n dx"],
@@ -126,69 +71,52 @@ def large_operators(
     lam: float,
     eta: Tensor,
     lam_transition: Tensor,
-) -> tuple[LargeOperators, Callable[[Tensor], Tensor]]:
+) -> tuple[LearnedOperators, Callable[[Tensor], Tensor]]:
     """All operators of a filter, and the features of latents.
 
-    `scales` are those of x and z, `lam` the smallest ridge in use.
+    `scales` are those of x and z, `lam` the smallest ridge in use. Factors are exact to a tenth of
+    the ridge that is added to G_Z, and for G_X to the digits that float32 bears.
     """
-    _check(builder.settings, x)
-    ridge = float(torch.minimum(eta, lam_transition).min())
-    map_z = builder.latent_map(scales[1], _latent_tolerance(ridge))
-    map_x = builder.observation_map(scales[0], _observation_tolerance(lam))
-    latents, note_z = _pivots(map_z, z, limit=LATENT_RANK, name="z")
-    observed, note_x = _pivots(map_x, x, limit=OBSERVATION_RANK, name="x")
-    mixer = _mixer(builder.settings.engine, observed, lam)
-    columns = latents.train.shape[-1] + observed.train.shape[-1]
-    columns += 0 if mixer is None else mixer.pivots.shape[-2]
-    n, k = z.shape[-2], z.shape[-2] - len(lengths)
-    check_memory(
-        z.shape[:-2].numel() * n * _row_bytes(columns),
-        what=f"a filter on {n:,} points in each of {z.shape[:-2].numel()} data set(s)",
-        advice="Lower n_train, or fit fewer data sets at once (trials).",
-        device=z.device,
-    )
-    phi, sums = _latent_table(latents, z, lengths)
-    ridged, transition = _dynamics(sums, k, lam_transition)
-    before, after = (rows.to(z.device) for rows in transition_pairs(lengths))
-    operators = LargeOperators(
-        rule=builder.rule,
-        update=_update(observed, mixer, x),
-        points=z,
-        phi=phi,
-        marginal=ridge_cholesky(sums.total / n, ridge=eta, name="eta"),
-        transition=transition,
-        after=after,
-        readout=MomentsTable.of(z),
-        sums=sums,
-        ridged=ridged,
-        before=before,
-        notes=tuple(note for note in (note_x, note_z) if note),
-    )
-    return operators, latents.function
-
-
-def _latent_tolerance(eta: float) -> float:
-    """Of the factor of G_Z: a tenth of the ridge that is added to it."""
-    return min(max(0.1 * eta, 1e-9), 1e-6)
-
-
-def _observation_tolerance(lam: float) -> float:
-    """Of the factor of G_X; float32 bears no more digits."""
-    return min(max(1e-3 * lam**2, 1e-10), 1e-7)
-
-
-def _check(settings: Settings, x: Tensor) -> None:
-    n = x.shape[-2]
-    if isinstance(settings.rule.ratio, TransitionRatio):
+    (*batch, n, _), engine = z.shape, builder.settings.engine
+    if isinstance(builder.rule.ratio, TransitionRatio):
         raise KbrError(
             f"TransitionRatio tabulates n x n densities, here of {n:,} points. Use at most "
             f"{LARGE:,} points (n_train), or KuLSIF."
         )
-    if settings.engine == "active_set":
+    if engine == "active_set" or not isinstance(engine, str):
+        name = "active_set" if isinstance(engine, str) else type(engine).__name__
         raise KbrError(
-            f"engine='active_set' forms n x n Gram matrices, here of {n:,} points. Use "
-            f"engine='auto', or at most {LARGE:,} points (n_train)."
+            f"the {name} engine is for at most {LARGE:,} points (n_train): active_set forms n x n "
+            f"Gram matrices, here of {n:,} points. Use engine='auto', 'low_rank' or 'compressed'."
         )
+    ridge = float(torch.minimum(eta, lam_transition).min())
+    map_z = builder.latent_map(scales[1], min(max(0.1 * ridge, 1e-9), 1e-6))
+    map_x = builder.observation_map(scales[0], min(max(1e-3 * lam**2, 1e-10), 1e-7))
+    latents, note_z = _pivots(map_z, z, limit=LATENT_RANK, name="z")
+    observed, note_x = _pivots(map_x, x, limit=OBSERVATION_RANK, name="x")
+    mixer = _mixer(engine, observed, lam)
+    columns = latents.train.shape[-1] + observed.train.shape[-1]
+    columns += 0 if mixer is None else mixer.pivots.shape[-2]
+    trials = math.prod(batch)
+    check_memory(
+        trials * n * _row_bytes(columns),
+        what=f"a filter on {n:,} points in each of {trials} data set(s)",
+        advice="Lower n_train, or fit fewer data sets at once (trials).",
+        device=z.device,
+    )
+    phi, sums = _latent_table(latents, z, lengths)
+    operators = learned_operators(
+        builder.rule,
+        _update(observed, mixer, x),
+        z,
+        phi,
+        sums,
+        lengths,
+        eta=eta,
+        lam_transition=lam_transition,
+        notes=tuple(note for note in (note_x, note_z) if note),
+    )
+    return operators, latents.function
 
 
 def _pivots(
@@ -205,14 +133,14 @@ def _pivots(
     if not isinstance(chosen, PivotedCholesky):
         return chosen.fit(few), ""
     kernel = chosen.kernel.fit(points)
-    made = replace(chosen, kernel=kernel, max_rank=chosen.max_rank or limit).fit(few)
-    if chosen.max_rank is not None or made.train.shape[-1] < limit:
-        return made, ""
+    features = replace(chosen, kernel=kernel, max_rank=chosen.max_rank or limit).fit(few)
+    if chosen.max_rank is not None or features.train.shape[-1] < limit:
+        return features, ""
     whole = kernel.diagonal(few)
-    left_out = float(((whole - made.train.square().sum(-1)) / whole.amax()).amax())
+    left_out = float(((whole - features.train.square().sum(-1)) / whole.amax()).amax())
     if left_out <= chosen.tolerance:
-        return made, ""
-    return made, (
+        return features, ""
+    return features, (
         f"rank of {name} cut at {limit} of {len(keep):,} points; largest residual {left_out:.0e}; "
         f"pass kernel_{name}=PivotedCholesky(max_rank=...) for more"
     )
@@ -234,7 +162,7 @@ class Mixer:
         return torch.cholesky_solve(squared, self.triangle).mT
 
 
-def _mixer(engine: Engine, observed: Features, lam: float) -> Mixer | None:
+def _mixer(engine: str, observed: Features, lam: float) -> Mixer | None:
     """The compression of the update, where its pivots are few enough to pay."""
     if engine == "low_rank" or (engine == "auto" and lam < SMALLEST_LAM):
         return None
@@ -249,17 +177,16 @@ def _mixer(engine: Engine, observed: Features, lam: float) -> Mixer | None:
 def _update(observed: Features, mixer: Mixer | None, x: Float[Tensor, "*b n dx"]) -> Update:
     """The update with its tables of features, and of mixing where it is compressed."""
     *batch, n, _ = x.shape
-    psi = _empty(*batch, n, observed.train.shape[-1], like=x)
-    mixing = None if mixer is None else _empty(*batch, n, mixer.pivots.shape[-2], like=x)
+    psi = x.new_empty(*batch, n, observed.train.shape[-1], dtype=STORED)
+    pivots = 0 if mixer is None else mixer.pivots.shape[-2]
+    mixing = x.new_empty(*batch, n, pivots, dtype=STORED)
     for rows in blocks(n):
-        made = observed(x[..., rows, :].to(torch.float64))
-        psi[..., rows, :] = made
-        if mixer is not None and mixing is not None:
-            mixing[..., rows, :] = mixer(made)
-    features = Features(psi, observed.function, observed.kernel)
-    if mixer is None or mixing is None:
-        return LowRank(features)
-    return Compressed(features, mixing, mixer.pivots)
+        some = observed(x[..., rows, :].to(torch.float64))
+        psi[..., rows, :] = some
+        if mixer is not None:
+            mixing[..., rows, :] = mixer(some)
+    features = replace(observed, train=psi)
+    return LowRank(features) if mixer is None else Compressed(features, mixing, mixer.pivots)
 
 
 def _latent_table(
@@ -268,7 +195,7 @@ def _latent_table(
     """Features of all latents in float32, and their second moments in float64."""
     *batch, n, _ = z.shape
     p = latents.train.shape[-1]
-    phi = _empty(*batch, n, p, like=z)
+    phi = z.new_empty(*batch, n, p, dtype=STORED)
     total, cross = (z.new_zeros(*batch, p, p) for _ in range(2))
     last = z.new_zeros(*batch, 1, p)
     ends = torch.tensor(lengths, device=z.device).cumsum(0)
@@ -276,12 +203,12 @@ def _latent_table(
     follows[0] = 0
     follows[ends[:-1]] = 0
     for rows in blocks(n):
-        made = latents(z[..., rows, :])
-        phi[..., rows, :] = made
-        total += made.mT @ made
-        early = torch.cat([last, made[..., :-1, :]], -2) * follows[rows]
-        cross += early.mT @ made
-        last = made[..., -1:, :]
+        some = latents(z[..., rows, :])
+        phi[..., rows, :] = some
+        total += some.mT @ some
+        early = torch.cat([last, some[..., :-1, :]], -2) * follows[rows]
+        cross += early.mT @ some
+        last = some[..., -1:, :]
     lost = (ends - 1, torch.cat([ends.new_zeros(1), ends[:-1]]))  # rows with no later, no earlier
     early, late = (total - _gram(latents, z.index_select(-2, rows)) for rows in lost)
     return phi, LatentSums(total, early, late, cross)
@@ -289,17 +216,7 @@ def _latent_table(
 
 def _gram(latents: Features, z: Float[Tensor, "*b n dz"]) -> Float[Tensor, "*b p p"]:
     parts = (latents(z[..., rows, :]) for rows in blocks(z.shape[-2]))
-    return torch.stack([made.mT @ made for made in parts]).sum(0)
-
-
-def _dynamics(sums: LatentSums, k: int, lam: Tensor) -> tuple[Tensor, Tensor]:
-    """The ridged factor of the earlier points' second moment, and the transition E."""
-    ridged = ridge_cholesky(sums.early / k, ridge=lam, name="lam_transition")
-    return ridged, torch.cholesky_solve(sums.cross / k, ridged)
-
-
-def _empty(*shape: int, like: Tensor) -> Tensor:
-    return torch.empty(shape, dtype=STORED, device=like.device)
+    return torch.stack([some.mT @ some for some in parts]).sum(0)
 
 
 def _row_bytes(columns: int) -> float:

@@ -1,74 +1,147 @@
 """Operators with learned dynamics: KuLSIF ratios, and a ridge regression of z_t+1 on z_t."""
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kbr.core.errors import KbrError
 from kbr.core.features import Features
 from kbr.core.filters.belief import MomentsTable
-from kbr.core.filters.kernel.engine import Update
+from kbr.core.filters.kernel.engine import State, Update, Weights
 from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.filters.kernel.transition import transition_pairs
-from kbr.core.linalg import ridge_cholesky, ridge_solve
+from kbr.core.linalg import ridge_cholesky
 from kbr.core.rules import Rule
-from kbr.core.tables import at_rows, sum_rows
+from kbr.core.tables import at_rows, blocks, sum_rows
+
+PredictedRatio = Callable[[State, Callable[[], Weights]], Weights]
+
+
+@runtime_checkable
+class FilterRatio(Protocol):
+    """What a ratio of one's own implements to serve a filter."""
+
+    def for_filter(self, phi: Float[Tensor, "*b n p"], eta: Float[Tensor, "*b"]) -> PredictedRatio:
+        """The ratio at the n training points as a function of predictions: `ratio(m, weights)`.
+
+        Called once, with features of the training latents (float32 for very many) and the filter's
+        eta. The function is called at every step, with the coordinates m = Phi'a [*b s p] of s
+        predictions; `weights()` computes their weights a [*b s n]. It gives [*b s n].
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class LatentSums:
+    """Second moments of the latents' features: of all, of the earlier and the later of each step.
+
+    `cross` is that of both.
+    """
+
+    total: Float[Tensor, "*b p p"]
+    early: Float[Tensor, "*b p p"]
+    late: Float[Tensor, "*b p p"]
+    cross: Float[Tensor, "*b p p"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LearnedOperators(Operators):
     """Beliefs with coordinates u = Phi'w in features of the latents.
 
-    `marginal` is the Cholesky factor of C_ZZ + eta I, `transition` is E, and `after` are the rows
-    that follow another one: predictions have their weight there.
+    Math: E = (C_prev + lam' I)^-1 C_prev,post;  w+ = Phi_prev (C_prev + lam' I)^-1 u / k.
+    `marginal` is the Cholesky factor of C_ZZ + eta I, `ridged` that of C_prev + lam' I and
+    `transition` is E. Predictions have their weight on the rows `after`, each of which follows one
+    of `before`. `own` is the ratio where it is not KuLSIF's. `notes` say where a kernel's rank was
+    cut, and what to set instead.
     """
 
     phi: Float[Tensor, "*b n p"]
+    sums: LatentSums
     marginal: Float[Tensor, "*b p p"]
+    ridged: Float[Tensor, "*b p p"]
     transition: Float[Tensor, "*b p p"]
+    before: Int[Tensor, "k"]
     after: Int[Tensor, "k"]
+    own: PredictedRatio | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def rank(self) -> int:
         return self.phi.shape[-1]
 
-    def coordinates(self, weights: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s p"]:
+    def coordinates(self, weights: Weights) -> State:
         return sum_rows(weights, self.phi)
 
-    def advance(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s p"]:
+    def advance(self, state: State) -> State:
         return state @ self.transition
 
-    def ratio(self, m: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s n"]:
-        return at_rows(torch.cholesky_solve(m.mT, self.marginal).mT, self.phi)
+    def ratio(self, m: State, weights: Callable[[], Weights] | None = None) -> Weights:
+        if self.own is None or weights is None:
+            return at_rows(torch.cholesky_solve(m.mT, self.marginal).mT, self.phi)
+        ratio, expected = self.own(m, weights), (*m.shape[:-1], self.n)
+        if ratio.shape != expected:
+            raise KbrError(
+                f"the ratio of {type(self.rule.ratio).__name__}.for_filter must have the shape "
+                f"{list(expected)}, a value for each training point; got {list(ratio.shape)}."
+            )
+        return ratio.to(m.dtype)
 
-    def ahead(self, state: Float[Tensor, "*b s p"]) -> Step:
+    def ahead(self, state: State) -> Step:
+        solved = torch.cholesky_solve(state.mT, self.ridged).mT / len(self.before)
+        later = at_rows(solved, self.phi).index_select(-1, self.before)
         weights = state.new_zeros(*state.shape[:-1], self.n)
-        return self.belief(weights.index_copy(-1, self.after, self.later(state)))
-
-    @abstractmethod
-    def later(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s k"]:
-        """Weights of a prediction on the rows `after`."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DenseOperators(LearnedOperators):
-    """With a table of the predictions, p x k."""
-
-    prediction: Float[Tensor, "*b p k"]
-
-    def later(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s k"]:
-        return state @ self.prediction
+        return self.belief(weights.index_copy(-1, self.after, later))
 
     def forecast_table(self) -> Float[Tensor, "*b p c"]:
-        return self.prediction @ self.readout.columns.index_select(-2, self.after)
+        columns, k = self.readout.columns, len(self.before)
+        total = columns.new_zeros(*self.phi.shape[:-2], self.rank, columns.shape[-1])
+        for rows in blocks(k):
+            early = self.phi.index_select(-2, self.before[rows]).to(columns.dtype)
+            total += early.mT @ columns.index_select(-2, self.after[rows])
+        return torch.cholesky_solve(total / k, self.ridged)
 
-    def reverse(self, lam_transition: Float[Tensor, "*b"]) -> "DenseOperators":
-        before = self.after - 1
-        transition, prediction = _dynamics(self.phi, self.after, before, lam_transition)
-        return replace(self, after=before, transition=transition, prediction=prediction)
+    def reverse(self, lam_transition: Float[Tensor, "*b"]) -> "LearnedOperators":
+        sums = self.sums
+        turned = LatentSums(sums.total, sums.late, sums.early, sums.cross.mT)
+        dynamics = _dynamics(turned, len(self.before), lam_transition)
+        return replace(self, sums=turned, before=self.after, after=self.before, **dynamics)
+
+
+def learned_operators(
+    rule: Rule,
+    update: Update,
+    z: Float[Tensor, "*b n dz"],
+    phi: Float[Tensor, "*b n p"],
+    sums: LatentSums,
+    lengths: Sequence[int],
+    *,
+    eta: float | Tensor,
+    lam_transition: float | Tensor,
+    notes: tuple[str, ...] = (),
+) -> LearnedOperators:
+    """All operators of a filter, for training sequences of the given lengths laid end to end."""
+    before, after = (rows.to(z.device) for rows in transition_pairs(lengths))
+    own = None
+    if isinstance(rule.ratio, FilterRatio):
+        own = rule.ratio.for_filter(phi, torch.as_tensor(eta).to(z).expand(z.shape[:-2]))
+    return LearnedOperators(
+        rule=rule,
+        update=update,
+        points=z,
+        readout=MomentsTable.of(z),
+        phi=phi,
+        sums=sums,
+        marginal=ridge_cholesky(sums.total / z.shape[-2], ridge=eta, name="eta"),
+        before=before,
+        after=after,
+        own=own,
+        notes=notes,
+        **_dynamics(sums, len(before), lam_transition),
+    )
 
 
 def dense_operators(
@@ -77,36 +150,15 @@ def dense_operators(
     latents: Features,
     z: Float[Tensor, "*b n dz"],
     lengths: Sequence[int],
-    *,
-    eta: float | Tensor,
-    lam_transition: float | Tensor,
-) -> DenseOperators:
-    """All operators of a filter, for training sequences of the given lengths laid end to end."""
+    **ridges: Any,
+) -> LearnedOperators:
+    """The operators where all features of the latents are at hand."""
     phi = latents.train
-    before, after = (index.to(phi.device) for index in transition_pairs(lengths))
-    transition, prediction = _dynamics(phi, before, after, lam_transition)
-    return DenseOperators(
-        rule=rule,
-        update=update,
-        points=z,
-        readout=MomentsTable.of(z),
-        phi=phi,
-        marginal=ridge_cholesky(phi.mT @ phi / phi.shape[-2], ridge=eta, name="eta"),
-        transition=transition,
-        after=after,
-        prediction=prediction,
-    )
+    early, late = (phi.index_select(-2, rows.to(z.device)) for rows in transition_pairs(lengths))
+    sums = LatentSums(phi.mT @ phi, early.mT @ early, late.mT @ late, early.mT @ late)
+    return learned_operators(rule, update, z, phi, sums, lengths, **ridges)
 
 
-def _dynamics(
-    phi: Float[Tensor, "*b n p"], before: Tensor, after: Tensor, lam: float | Tensor
-) -> tuple[Float[Tensor, "*b p p"], Float[Tensor, "*b p k"]]:
-    """The transition in coordinates, and the weights of a prediction on the later points.
-
-    Math: E = (C + lam' I)^-1 early'late / k;  w+ = (C + lam' I)^-1 early'/k applied to u.
-    """
-    early, late = phi.index_select(-2, before), phi.index_select(-2, after)
-    k = early.shape[-2]
-    second = early.mT @ early / k
-    prediction = ridge_solve(second, early.mT / k, ridge=lam, name="lam_transition")
-    return prediction @ late, prediction
+def _dynamics(sums: LatentSums, k: int, lam: float | Tensor) -> dict[str, Tensor]:
+    ridged = ridge_cholesky(sums.early / k, ridge=lam, name="lam_transition")
+    return {"ridged": ridged, "transition": torch.cholesky_solve(sums.cross / k, ridged)}

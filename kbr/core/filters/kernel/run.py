@@ -128,5 +128,5 @@ def _predicted(
     operators: Operators, states: Float[Tensor, "*b s t p"]
 ) -> Float[Tensor, "*b s t n"]:
     """Ratios of the predictions from every belief."""
-    m = operators.advance(states.flatten(-3, -2))
-    return normalize_ratio(operators.ratio(m)).reshape(*states.shape[:-1], operators.n)
+    ratio = operators.ahead_ratio(states.flatten(-3, -2))
+    return normalize_ratio(ratio).reshape(*states.shape[:-1], operators.n)

@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap
+from kbr.core.filters.kernel.engine import ENGINES, Engine
 from kbr.core.filters.kernel.known_transition import TransitionRatio
+from kbr.core.filters.kernel.operators import FilterRatio
 from kbr.core.filters.kernel.search import START, Space
 from kbr.core.inputs import check_positive
 from kbr.core.kernels import Kernel, Linear
 from kbr.core.ratios import KuLSIF
 from kbr.core.rules import ImportanceWeightedRule, Rule
 
-Engine = Literal["auto", "low_rank", "compressed", "active_set"]
 WIDTHS = (2.0,)  # bandwidth of x over that of z, in medians: 1 in the paper, 2 filters better
 BELOW, ABOVE = 1e-5, 1e3  # how far lam is searched beyond the rule's usual values, as factors
 
@@ -29,14 +30,21 @@ class Settings:
     widths: Sequence[float] = WIDTHS
     etas: Sequence[float] | None = None
     lams: Sequence[float] | None = None
-    engine: Engine = "auto"
+    engine: str | Engine = "auto"
     standardize: bool | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rule.ratio, KuLSIF | TransitionRatio):
+        if not isinstance(self.rule.ratio, KuLSIF | TransitionRatio | FilterRatio):
             raise KbrError(
-                "the filter's prior changes at every step, so its ratio is KuLSIF or, where the "
-                f"dynamics are known, TransitionRatio; got {type(self.rule.ratio).__name__}."
+                "the filter's prior changes at every step, so its ratio is KuLSIF, TransitionRatio "
+                "where the dynamics are known, or a class with the method for_filter(phi, eta), "
+                "which gives the ratio as a function of predictions; got "
+                f"{type(self.rule.ratio).__name__}. See docs/extending.md."
+            )
+        if self.engine not in ENGINES and not isinstance(self.engine, Engine):
+            raise KbrError(
+                f"engine must be one of {', '.join(ENGINES)}, or an object with the "
+                f"method build(features, x, lam); got {self.engine!r}. See docs/extending.md."
             )
         for name in ("eta", "lam_transition"):
             if getattr(self, name) is not None:
@@ -57,10 +65,8 @@ class Settings:
     @property
     def given_eta(self) -> float | None:
         """The filter's eta, else its ratio's; None: to be chosen."""
-        ratio = self.rule.ratio
-        if self.eta is None and isinstance(ratio, KuLSIF) and ratio.eta is not None:
-            return float(ratio.eta)
-        return self.eta
+        eta = getattr(self.rule.ratio, "eta", None) if self.eta is None else self.eta
+        return None if eta is None else float(eta)
 
     @property
     def tried_widths(self) -> tuple[float, ...]:

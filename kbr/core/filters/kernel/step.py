@@ -5,15 +5,16 @@ Shapes: *b data sets fitted together; s sequences filtered together in each.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
-from kbr.core.filters.kernel.engine import Query, Ridge, Update, Weights
+from kbr.core.filters.kernel.engine import Flags, Query, Ridge, State, Update, Weights
 from kbr.core.rules import NEGLIGIBLE, Rule, has_evidence, normalize_ratio, normalized
 
 
@@ -24,10 +25,10 @@ class Step:
     `first` marks a belief before any observation: it stands for the first step's prediction.
     """
 
-    weights: Float[Tensor, "*b s n"]
-    state: Float[Tensor, "*b s p"]
+    weights: Weights
+    state: State
     moments: Float[Tensor, "*b s c"]
-    evidence: Bool[Tensor, "*b s"]
+    evidence: Flags
     first: bool = False
 
 
@@ -57,19 +58,26 @@ class Operators(ABC):
         """How many coordinates a belief has."""
 
     @abstractmethod
-    def coordinates(self, weights: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s p"]:
+    def coordinates(self, weights: Weights) -> State:
         """Of a belief with these weights."""
 
     @abstractmethod
-    def advance(self, state: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s p"]:
+    def advance(self, state: State) -> State:
         """Coordinates of the prediction, before it is normalised."""
 
     @abstractmethod
-    def ratio(self, m: Float[Tensor, "*b s p"]) -> Float[Tensor, "*b s n"]:
-        """The ratio r~ of priors with coordinates m."""
+    def ratio(self, m: State, weights: Callable[[], Weights] | None = None) -> Weights:
+        """The ratio r~ of priors with coordinates m; `weights` gives theirs, for ratios that ask.
+
+        Without them, as for a prior that is not on the training points, it is KuLSIF's.
+        """
+
+    def ahead_ratio(self, state: State) -> Weights:
+        """The ratio r~ of the predictions from beliefs with these coordinates."""
+        return self.ratio(self.advance(state), lambda: self.ahead(state).weights)
 
     @abstractmethod
-    def ahead(self, state: Float[Tensor, "*b s p"]) -> Step:
+    def ahead(self, state: State) -> Step:
         """The belief one step ahead, before it is normalised."""
 
     @abstractmethod
@@ -85,7 +93,7 @@ class Operators(ABC):
         shape = (*self.points.shape[:-2], sequences, self.n)
         return self.belief(self.points.new_full(shape, 1 / self.n), first=True)
 
-    def prior(self, m: Float[Tensor, "*b s p"]) -> Step:
+    def prior(self, m: State) -> Step:
         """A belief before any observation whose embedding has the coordinates m."""
         ratio = self.weigh(self.ratio(m))
         if not float(ratio.mean()) > NEGLIGIBLE:
@@ -93,10 +101,9 @@ class Operators(ABC):
                 "the prior lies where there are no training latents, so it cannot be expressed. "
                 "Choose a prior within the range of z, or train on data that reach there."
             )
-        weights = normalize_ratio(ratio) / self.n
-        return self.belief(weights, m, first=True)
+        return self.belief(normalize_ratio(ratio) / self.n, m, first=True)
 
-    def weigh(self, ratio: Float[Tensor, "*b s n"]) -> Float[Tensor, "*b s n"]:
+    def weigh(self, ratio: Weights) -> Weights:
         """The ratio times the points' masses n c_i: one each, unless the filter is compressed."""
         return ratio
 
@@ -105,16 +112,18 @@ class Operators(ABC):
         now: Step,
         query: Query,
         lam: Ridge,
-        seen: Bool[Tensor, "*b s"] | None = None,
-        familiar: Bool[Tensor, "*b s"] | None = None,
+        seen: Flags | None = None,
+        familiar: Flags | None = None,
     ) -> Step:
         """The belief after one more observation; the prediction where it tells nothing.
 
         That is where x was not `seen`, is not `familiar` (unlike any of training), or leaves no
         weights to speak of. None: all are.
         """
-        m = now.state if now.first else self.advance(now.state)
-        r = self.rule.effective_ratio(self.weigh(self.ratio(m)))
+        ratio = (
+            self.ratio(now.state, lambda: now.weights) if now.first else self.ahead_ratio(now.state)
+        )
+        r = self.rule.effective_ratio(self.weigh(ratio))
         weights, total, usable = self.posterior(r, query, lam, seen, familiar)
         keep = usable
         if not self.rule.normalize:
@@ -129,8 +138,8 @@ class Operators(ABC):
         return self._kept(self.belief(weights, evidence=usable), total, keep, prediction)
 
     def posterior(
-        self, r: Weights, query: Query, lam: Ridge, *conditions: Bool[Tensor, "*b s"] | None
-    ) -> tuple[Weights, Float[Tensor, "*b s"], Bool[Tensor, "*b s"]]:
+        self, r: Weights, query: Query, lam: Ridge, *conditions: Flags | None
+    ) -> tuple[Weights, Ridge, Flags]:
         """Weights as the rule gives them, their total, and whether they are evidence."""
         weights = self.update.weights(self.rule, r, query, lam)
         total = weights.sum(-1)
@@ -139,7 +148,7 @@ class Operators(ABC):
             usable = usable if condition is None else usable & condition
         return weights, total, usable
 
-    def predict(self, state: Float[Tensor, "*b s p"]) -> Step:
+    def predict(self, state: State) -> Step:
         """The belief one step ahead; the start where its total weight is not positive."""
         ahead = self.ahead(state)
         total = ahead.weights.sum(-1)
@@ -157,10 +166,10 @@ class Operators(ABC):
 
     def belief(
         self,
-        weights: Float[Tensor, "*b s n"],
-        state: Float[Tensor, "*b s p"] | None = None,
+        weights: Weights,
+        state: State | None = None,
         *,
-        evidence: Bool[Tensor, "*b s"] | None = None,
+        evidence: Flags | None = None,
         first: bool = False,
     ) -> Step:
         """Weights with all that follows from them; without evidence unless told otherwise."""

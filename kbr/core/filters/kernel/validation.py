@@ -3,15 +3,14 @@
 Tuning, refining, the correction of means and calibration all measure errors this way.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.features import Features
 from kbr.core.filters.kernel.building import TOLERANCE, Builder
 from kbr.core.filters.kernel.engine import ActiveSet, Compressed, LowRank, Update
 from kbr.core.filters.kernel.run import run_filter
@@ -173,39 +172,35 @@ def block_errors(
     return errors
 
 
-@dataclass(frozen=True, eq=False)
-class LeaveOut:
+def leave_out(builder: Builder, data: FittedData, own: Update) -> Callable[[range], Operators]:
     """Operators of all steps but a block's, with the filter's own hyper-parameters.
 
     Features are computed once for all rows; a block's rows are then left out of them. They are as
-    rough as those that settings are chosen with, as errors need fewer digits than answers.
+    rough as those that settings are chosen with, as errors need fewer digits than answers; the
+    filter's `own` update is kept where the kernel has full rank.
     """
+    choice, x = data.choice, data.x.double()
+    builder = builder.measured(x, data.z)
+    latents = builder.latents(data.z, choice.scale_z, TOLERANCE)
 
-    builder: Builder
-    data: FittedData
-    update: Update
-    latents: Features
+    def rough(rows: Tensor) -> Update:
+        lam = float(choice.lam.min())
+        return builder.update(rows, choice.scale_x, TOLERANCE, lam=lam, rough=True)
 
-    @classmethod
-    def of(cls, builder: Builder, data: FittedData, update: Update) -> "LeaveOut":
-        """`update` is the filter's own, which is kept where the kernel has full rank."""
-        choice, x = data.choice, data.x.double()
-        builder = builder.measured(x, data.z)
-        if not isinstance(update, ActiveSet):
-            lam = float(choice.lam.min())
-            update = builder.update(x, choice.scale_x, TOLERANCE, lam=lam, rough=True)
-        return cls(builder, data, update, builder.latents(data.z, choice.scale_z, TOLERANCE))
+    is_named = isinstance(builder.settings.engine, str)
+    update = rough(x) if is_named and not isinstance(own, ActiveSet) else own
 
-    def operators(self, block: range) -> Operators:
-        data, choice = self.data, self.data.choice
-        return self.builder.operators(
-            _outside(self.update, block),
-            replace(self.latents, train=outside(self.latents.train, block)),
+    def operators(block: range) -> Operators:
+        return builder.operators(
+            _outside(update, block) if is_named else rough(outside(x, block)),
+            replace(latents, train=outside(latents.train, block)),
             outside(data.z, block),
             lengths_outside(data.lengths, block),
             eta=choice.eta,
             lam_transition=choice.lam_transition,
         )
+
+    return operators
 
 
 def _outside(update: Update, block: range) -> Update:
