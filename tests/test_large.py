@@ -12,7 +12,7 @@ from kbr.core.features import Identity, PivotedCholesky
 from kbr.core.filters.kernel import large
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.known_transition import TransitionRatio
-from kbr.core.filters.kernel.transition import transition_pairs
+from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.io import memory
 
 LENGTHS = (170, 90, 140)

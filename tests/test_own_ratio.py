@@ -10,6 +10,7 @@ from kbr.core.datasets.dynamics import Rotation
 from kbr.core.embedding import Embedding
 from kbr.core.features import Features
 from kbr.core.linalg import ridge_cholesky, ridge_solve
+from kbr.core.tables import weighted_gram
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,8 +23,9 @@ class FilterRuLSIF(RuLSIF):
         def ratio(m, weights):
             a = weights().clamp_min(0)
             a = a / a.sum(-1, keepdim=True)
-            second = self.alpha * phi.mT @ (a.unsqueeze(-1) * phi) + marginal
-            return (phi @ ridge_solve(second, m.unsqueeze(-1), ridge=eta)).squeeze(-1)
+            second = self.alpha * weighted_gram(a, phi) + marginal.unsqueeze(-3)
+            beta = ridge_solve(second, m.unsqueeze(-1), ridge=eta.unsqueeze(-1)).squeeze(-1)
+            return beta @ phi.mT
 
         return ratio
 
@@ -113,5 +115,5 @@ def test_a_ratio_of_the_wrong_shape_is_refused(data):
         def for_filter(self, phi, eta):
             return lambda m, weights: m
 
-    with pytest.raises(KbrError, match=r"Wrong.for_filter must have the shape \[1, 120\]"):
+    with pytest.raises(KbrError, match=r"Wrong.for_filter must have the shape \[1, 80\]"):
         fixed(Wrong(), eta=1e-3).fit(data.x_train, data.z_train).filter(data.x_test)

@@ -7,7 +7,6 @@ import torch
 
 from kbr import KbrError, KernelBayesFilter, Linear
 from kbr.core.datasets.dynamics import Oscillatory
-from kbr.core.filters.kernel.validation import lengths_outside, pieces_inside
 from kbr.core.filters.refined.descent import (
     descend,
     held_out_error,
@@ -16,6 +15,7 @@ from kbr.core.filters.refined.descent import (
 )
 from kbr.core.filters.refined.filter import RefinedFilter, trial_state
 from kbr.core.filters.refined.readout import fit_readout, predicted_means
+from kbr.core.filters.sequences import lengths_outside, pieces_inside
 from kbr.core.rules import ImportanceWeightedRule
 
 SMALL = {"scales": (0.7, 1.4), "lams": (1e-3, 1e-2)}

@@ -10,6 +10,7 @@ from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.search import Edge, Space, search, search_ridge
 from kbr.core.filters.kernel.settings import Settings
 from kbr.core.filters.kernel.validation import block_errors
+from kbr.core.filters.sequences import Sequences
 
 USUAL = {"scales": (1.0, 0.5, 2.0), "lams": (1e-3, 1e-2, 1e-1)}
 WIDE = {"lam_bounds": (1e-9, 1e3)}
@@ -86,12 +87,13 @@ def test_the_ridge_of_the_least_score(low):
 
 def test_lams_share_the_factors(monkeypatch):
     data = Rotation().generate(n_train=60, n_test=1, seed=0)
-    x, z = data.x_train.unsqueeze(0), data.z_train.unsqueeze(0)
+    data = Sequences(data.x_train.unsqueeze(0), data.z_train.unsqueeze(0), [60])
+    block = range(40, 60)
     builder = Builder(Settings(eta=1e-3))
     calls = []
     for name in ("latents", "update"):
         monkeypatch.setattr(Builder, name, counted(getattr(Builder, name), name, calls))
-    row = block_errors(builder, (x[:, :40], z[:, :40]), [40], [(x[:, 40:], z[:, 40:])], 1.0)
+    row = block_errors(builder, data.outside(block), data.inside(block), 1.0)
     first = row(places(1e-4, 1e-3).unsqueeze(0))
     again = row(places(1e-3, 1e-2, 1e2).unsqueeze(0))
     assert calls == ["latents", "update"]

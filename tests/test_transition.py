@@ -7,7 +7,7 @@ from filter_reference import dense_filter, gram, median_bandwidth, transition
 
 from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter
 from kbr.core.datasets.dynamics import Rotation
-from kbr.core.filters.kernel.transition import leave_one_out_score, transition_pairs
+from kbr.core.filters.kernel.operators import leave_one_out_score, transition_pairs
 
 
 def test_pairs_never_cross_a_border():

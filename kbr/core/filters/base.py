@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Answering, Belief
-from kbr.core.filters.result import FilterResult, joined, reordered
+from kbr.core.filters.result import FilterResult, joined
 from kbr.core.filters.training_data import TrainingData, training_data
 from kbr.core.inputs import ArrayLike, as_tensor
 from kbr.core.io.file_rows import FileRows
@@ -79,8 +79,8 @@ class BaseFilter(ABC):
         later (NaN: not known).
         """
         pieces, order = self._pieces(x)
-        parts = [self._answer(self._filtered(rows), horizons_of) for rows in pieces]
-        result = joined(parts) if order is None else reordered(joined(parts), order)
+        answers = [self._answer(self._filtered(rows), horizons_of) for rows in pieces]
+        result = joined(answers, order)
         if not adapt:
             return result
         if truth is None:
@@ -90,11 +90,7 @@ class BaseFilter(ABC):
     def smooth(self, x: Any) -> FilterResult:
         """Beliefs at every step given the whole sequence, past and future."""
         pieces, order = self._pieces(x)
-        parts = []
-        for rows in pieces:
-            found, known = self._smoothed(rows), self.smoothing_calibration
-            parts.append(self._answer(found, bridges_of, known))
-        return joined(parts) if order is None else reordered(joined(parts), order)
+        return joined([self._answer(self._smoothed(rows), bridges_of) for rows in pieces], order)
 
     def init(self, prior: Any = None) -> Belief:
         """The belief before any observation: every training latent equally likely.
@@ -139,12 +135,12 @@ class BaseFilter(ABC):
         """Credible sets of a belief or a result: `level` of the held-out truths lay in theirs."""
         calibration = self._calibration_of(belief)
         if calibration is None:
-            made = credible_region(belief.mean, belief.cov, level=level)
+            region = credible_region(belief.mean, belief.cov, level=level)
         else:
-            made = calibration.region(belief.mean, belief.raw_cov, belief.since, level=level)
+            region = calibration.region(belief.mean, belief.raw_cov, belief.since, level=level)
         if belief.stretch is None:
-            return made
-        return replace(made, radius2=made.radius2 * belief.stretch)
+            return region
+        return replace(region, radius2=region.radius2 * belief.stretch)
 
     def calibrated(self, result: FilterResult) -> FilterResult:
         """The result as it is: its covariances are calibrated already."""
@@ -162,14 +158,13 @@ class BaseFilter(ABC):
     def _answering(self) -> Answering:
         return Answering(self.units, self.calibration)
 
-    def _answer(
-        self, inner: FilterResult, horizon: Any, calibration: Calibration | None = None
-    ) -> FilterResult:
+    def _answer(self, inner: FilterResult, horizon: Any) -> FilterResult:
         """Inner beliefs as the user sees them."""
-        known = self.calibration if horizon is horizons_of else calibration
-        mean, raw = self.units.z.undo(inner.mean, inner.cov)
-        since = horizon(inner.evidence)
-        cov = Answering(self.units, known).calibrated(raw, since, None)
+        filtered = horizon is horizons_of
+        known = self.calibration if filtered else self.smoothing_calibration
+        answering, since = Answering(self.units, known), horizon(inner.evidence)
+        mean, raw = answering.raw(inner.mean, inner.cov)
+        cov = answering.calibrated(raw, since, None)
         return replace(inner, mean=mean, cov=cov, raw_cov=raw, since=since)
 
     def _pieces(self, x: Any) -> tuple[list[Any], Tensor | None]:
@@ -202,9 +197,8 @@ class BaseFilter(ABC):
             raise KbrError(f"delay must be at least 1 step; got {delay}.")
         z = self._truth(truth, result.mean)
         region = self.credible_region(result)
-        outside = region.distance(z) / region.radius2
-        found = stretches(outside, delay=delay)
-        return replace(result, cov=result.cov * found[..., None, None], stretch=found)
+        stretch = stretches(region.distance(z) / region.radius2, delay=delay)
+        return replace(result, cov=result.cov * stretch[..., None, None], stretch=stretch)
 
 
 class TrainableFilter(BaseFilter):

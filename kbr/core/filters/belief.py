@@ -163,19 +163,3 @@ class KernelFilterResult(FilterResult):
     """Beliefs at every step, with the embeddings' coordinates that smoothing starts from."""
 
     states: Float[Tensor, "*s t p"] | None = None
-
-
-def result_from_moments(
-    table: MomentsTable,
-    moments: Float[Tensor, "*s t c"],
-    evidence: Bool[Tensor, "*s t"],
-    norms: Float[Tensor, "*s t"],
-    states: Float[Tensor, "*s t p"],
-) -> KernelFilterResult:
-    """Moments of all steps; `norms` are those of the weights, |w|.
-
-    The effective sample size is (sum w / |w|)^2.
-    """
-    sizes = (moments[..., 0] / norms.clamp_min(torch.finfo(norms.dtype).tiny)).square()
-    mean, cov = table.mean_cov(moments)
-    return KernelFilterResult(mean, cov, evidence, sizes, states=states)

@@ -63,25 +63,16 @@ AXES = {  # of the steps
 }
 
 
-def joined(parts: list[FilterResult]) -> FilterResult:
-    """Results of consecutive pieces as one."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    made = {}
+def joined(parts: list[FilterResult], order: Tensor | None = None) -> FilterResult:
+    """Results of consecutive pieces as one, the steps in another order where one is given."""
+    if len(parts) == 1 and order is None:
+        return parts[0]
+    fields = {}
     for name, axis in AXES.items():
-        found = [getattr(part, name) for part in parts]
-        if all(value is not None for value in found):
-            made[name] = torch.cat(found, axis)
-    return FilterResult(**made)
-
-
-def reordered(result: FilterResult, order: Tensor) -> FilterResult:
-    """The steps in another order."""
-    found = {name: getattr(result, name) for name in AXES}
-    taken = {
-        name: value.index_select(AXES[name], order.to(value.device))
-        for name, value in found.items()
-        if value is not None
-    }
-    return FilterResult(**taken)
+        values = [getattr(part, name) for part in parts]
+        if all(value is not None for value in values):
+            whole = torch.cat(values, axis)
+            fields[name] = (
+                whole if order is None else whole.index_select(axis, order.to(whole.device))
+            )
+    return FilterResult(**fields)

@@ -1,14 +1,63 @@
-"""Training sequences laid end to end, and results back in the caller's shape."""
+"""Training sequences laid end to end: checked, and in parts inside and outside of a block."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.belief import KernelFilterResult
 from kbr.core.inputs import ArrayLike, as_pairs
+
+Pair = tuple[Float[Tensor, "*b _ dx"], Float[Tensor, "*b _ dz"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Pairs of observations, flat, and latents; steps of the dynamics stay within the lengths."""
+
+    x: Float[Tensor, "*b n dx"]
+    z: Float[Tensor, "*b n dz"]
+    lengths: list[int]
+
+    def outside(self, block: range) -> "Sequences":
+        """What is not in the block of rows."""
+        x, z = (outside(rows, block) for rows in (self.x, self.z))
+        return Sequences(x, z, lengths_outside(self.lengths, block))
+
+    def inside(self, block: range) -> list[Pair]:
+        """The sequences' parts in the block."""
+        pieces = pieces_inside(self.lengths, block)
+        return [(self.x[..., a:b, :].double(), self.z[..., a:b, :]) for a, b in pieces]
+
+
+def outside(rows: Tensor, block: range, dim: int = -2) -> Tensor:
+    """The rows that are not in the block; no copy where it is the last."""
+    n = rows.shape[dim]
+    early, late = rows.narrow(dim, 0, block.start), rows.narrow(dim, block.stop, n - block.stop)
+    return early if block.stop == n else torch.cat([early, late], dim)
+
+
+def lengths_outside(lengths: Sequence[int], block: range) -> list[int]:
+    """Sequence lengths of the rows that are not in the block: what it cuts falls in two."""
+    parts = []
+    for start, stop in _bounds(lengths):
+        parts += [min(stop, block.start) - start, stop - max(start, block.stop)]
+    return [part for part in parts if part > 0]
+
+
+def pieces_inside(lengths: Sequence[int], block: range) -> list[tuple[int, int]]:
+    """(start, stop) rows of the sequences' parts inside the block."""
+    inside = [(max(a, block.start), min(b, block.stop)) for a, b in _bounds(lengths)]
+    return [(a, b) for a, b in inside if a < b]
+
+
+def _bounds(lengths: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """(start, stop) rows of every sequence."""
+    return pairwise(accumulate(lengths, initial=0))
 
 
 def training_sequences(
@@ -75,21 +124,3 @@ def _is_flat(item: object) -> bool:
 
 def _length(item: object) -> int:
     return len(item) if hasattr(item, "__len__") and getattr(item, "ndim", 1) > 0 else -1
-
-
-def reshape_result(result: KernelFilterResult, sequences: tuple[int, ...]) -> KernelFilterResult:
-    """Sequences back in the caller's shape."""
-
-    def shaped(tensor: Tensor, trailing: int) -> Tensor:
-        axis = tensor.ndim - trailing - 1
-        return tensor.reshape(*tensor.shape[:axis], *sequences, *tensor.shape[axis + 1 :])
-
-    assert result.effective_sample_size is not None
-    assert result.states is not None
-    return KernelFilterResult(
-        shaped(result.mean, 2),
-        shaped(result.cov, 3),
-        shaped(result.evidence, 1),
-        shaped(result.effective_sample_size, 1),
-        states=shaped(result.states, 2),
-    )

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.sequences import training_sequences
+from kbr.core.filters.sequences import Sequences, training_sequences
 from kbr.core.inputs import as_tensor
 from kbr.core.units.columns import is_table, names_of, numbers
 from kbr.core.units.places import moments
@@ -21,16 +21,14 @@ from kbr.core.units.sampling import longer, sampling_of
 from kbr.core.units.scaling import Scaling, full_turn
 from kbr.core.units.units import Units
 
+Names = tuple[str, ...] | None
 UNUSUAL = 7.0  # an angle declared in degrees whose values span less may be in radians
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingData:
+class TrainingData(Sequences):
     """Pairs laid end to end in inner coordinates; `shape` is that of one inner observation."""
 
-    x: Tensor
-    z: Tensor
-    lengths: list[int]
     shape: tuple[int, ...]
     units: Units
 
@@ -46,36 +44,31 @@ def training_data(
     units: Units | None = None,
 ) -> TrainingData:
     """Checked, cut and scaled; `standardize` is for x and for z. `units` are taken where given."""
-    names = [_names(x, "x"), _names(z, "z")]
-    x, z = _plain(x), _plain(z)
+    (x, names_x), (z, names_z) = _plain(x, "x"), _plain(z, "z")
     x, z, gap = _cut(x, z, time)
     flat, latents, lengths, shape = training_sequences(x, z)
     observed = flat.reshape(*flat.shape[:-1], *shape)
     if units is None:
-        units = _units(observed, latents, names, circular, full_turn(angle_unit), standardize, gap)
+        turn, names = full_turn(angle_unit), (names_x, names_z)
+        wanted = (circular,) if isinstance(circular, str) else tuple(circular)
+        units = _units((observed, latents), names, wanted, turn, standardize, gap)
     inner = units.x.apply(observed, "x").to(observed.dtype)
-    batch = latents.ndim - 2
-    return TrainingData(
-        inner.reshape(*latents.shape[:-1], -1),
-        units.z.apply(latents),
-        lengths,
-        tuple(inner.shape[batch + 1 :]),
-        units,
-    )
+    flat = inner.reshape(*latents.shape[:-1], -1)
+    one = tuple(inner.shape[latents.ndim - 1 :])
+    return TrainingData(flat, units.z.apply(latents), lengths, one, units)
 
 
 def _units(
-    x: Tensor,
-    z: Tensor,
-    names: list[tuple[str, ...] | None],
-    circular: Sequence[str] | str,
+    pair: tuple[Tensor, Tensor],
+    names: tuple[Names, Names],
+    wanted: tuple[str, ...],
     turn: float,
     standardize: tuple[bool, bool],
     gap: float | None,
 ) -> Units:
-    """Fitted to the training rows."""
+    """Fitted to the training rows x and z; `wanted` are the names of angles."""
+    x, z = pair
     batch = z.ndim - 2
-    wanted = (circular,) if isinstance(circular, str) else tuple(circular)
     vectors = x.ndim == batch + 2
     x_names = names[0] or (_numbered("x", x.shape[-1]) if vectors else ())
     z_names = names[1] or _numbered("z", z.shape[-1])
@@ -86,53 +79,37 @@ def _units(
             f"({', '.join(x_names) or 'frames'}) or z ({', '.join(z_names)}). Correct circular."
         )
     scalings = []
-    for values, columns, wide in ((x, x_names, standardize[0]), (z, z_names, standardize[1])):
+    for values, columns, wide in zip(pair, (x_names, z_names), standardize, strict=True):
         marks = tuple(name in wanted for name in columns)
-        _check_turn(values, columns, marks, turn)
-        if wide or any(marks):
-            made = Scaling.fit(values, marks, turn, batch=batch, standardize=wide)
-        else:
-            made = Scaling.none(values)
-        scalings.append(made)
-    scale_x, scale_z = scalings
-    return Units(scale_x, scale_z, names[0], names[1], labels=names[1], max_gap=gap)
-
-
-def _check_turn(values: Tensor, names: Sequence[str], marks: Sequence[bool], turn: float) -> None:
-    for k, (name, mark) in enumerate(zip(names, marks, strict=False)):
-        if mark and turn == 360.0:
-            span = float(values[..., k].max() - values[..., k].min())
-            if span < UNUSUAL:
+        for k, name in enumerate(columns):
+            span = float(values[..., k].max() - values[..., k].min()) if marks[k] else UNUSUAL
+            if turn == 360.0 and span < UNUSUAL:
                 warnings.warn(
                     f"the angle '{name}' spans {span:.3g} degrees only: if it is in radians, set "
                     "angle_unit='radians'.",
-                    stacklevel=5,
+                    stacklevel=4,
                 )
+        fit = wide or any(marks)
+        scaling = Scaling.fit(values, marks, turn, batch=batch, standardize=wide) if fit else None
+        scalings.append(scaling or Scaling.none(values))
+    return Units(*scalings, names[0], names[1], labels=names[1], max_gap=gap)
 
 
 def _numbered(letter: str, count: int) -> tuple[str, ...]:
     return tuple(f"{letter}_{k + 1}" for k in range(count))
 
 
-def _names(value: Any, letter: str) -> tuple[str, ...] | None:
-    """Names of the columns of a table, or of the first of several."""
-    if isinstance(value, list | tuple) and value and is_table(value[0]):
-        found = {_names(part, letter) for part in value}
-        if len(found) > 1:
-            raise KbrError(f"all sequences of {letter} need the same columns; got {found}.")
-        return found.pop()
-    if is_table(value):
-        return tuple(str(name) for name in names_of(value))
-    return None
-
-
-def _plain(value: Any) -> Any:
-    """Tables as arrays, also inside a list."""
+def _plain(value: Any, letter: str) -> tuple[Any, Names]:
+    """Tables as arrays, also inside a list, and the names of their columns."""
     if isinstance(value, list | tuple) and value and (is_table(value[0]) or _is_series(value[0])):
-        return [_plain(part) for part in value]
+        arrays, names = zip(*(_plain(part, letter) for part in value), strict=True)
+        if len(set(names)) > 1:
+            raise KbrError(f"all sequences of {letter} need the same columns; got {set(names)}.")
+        return list(arrays), names[0]
     if is_table(value):
-        return np.stack([numbers(value[name], str(name)) for name in names_of(value)], -1)
-    return value.to_numpy() if _is_series(value) else value
+        columns = {str(name): numbers(value[name], str(name)) for name in names_of(value)}
+        return np.stack(list(columns.values()), -1), tuple(columns)
+    return value.to_numpy() if _is_series(value) else value, None
 
 
 def _is_series(value: Any) -> bool:
@@ -145,7 +122,11 @@ def _cut(x: Any, z: Any, time: Any) -> tuple[Any, Any, float | None]:
     if several and len(x) != len(z):
         return x, z, None  # refused, in words, where shapes are checked
     xs, zs = (list(x), list(z)) if several else ([x], [z])
-    times = _times(time, several, len(xs))
+    times: list[Any] = [None] * len(xs)
+    if time is not None:
+        times = [moments(part) for part in (time if several else [time])]
+    if len(times) != len(xs):
+        raise KbrError(f"time must be as many sequences as x; got {len(times)} and {len(xs)}.")
     pairs = [(as_tensor(a, name="x"), as_tensor(b, name="z")) for a, b in zip(xs, zs, strict=True)]
     plain = all(b.ndim in (1, 2) and a.ndim and len(a) == len(b) for a, b in pairs)
     if not plain:
@@ -199,15 +180,6 @@ def _several(value: Any) -> bool:
     """A list of arrays is several sequences; nested lists of numbers are one array."""
     arrays = (Tensor, np.ndarray)
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], arrays)
-
-
-def _times(time: Any, several: bool, count: int) -> list[Any]:
-    if time is None:
-        return [None] * count
-    parts = list(time) if several else [time]
-    if len(parts) != count:
-        raise KbrError(f"time must be as many sequences as x; got {len(parts)} and {count}.")
-    return [moments(part) for part in parts]
 
 
 def _complete(values: Tensor) -> np.ndarray:

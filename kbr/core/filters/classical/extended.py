@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.func import jacrev
 
-from kbr.core.filters.classical.kalman import GaussianFilter, Line
+from kbr.core.filters.classical.kalman import Cov, GaussianFilter, Line, Mean
 from kbr.core.filters.classical.state_space import Map, check_shape
 
 
@@ -19,14 +18,7 @@ class ExtendedKalmanFilter(GaussianFilter):
     Ref:  Särkkä 2013, algorithm 5.4; a baseline of Xu et al. 2022, section 5.2.
     """
 
-    def linearise(
-        self,
-        function: Map,
-        mean: Float[Tensor, "*s d"],
-        root: Float[Tensor, "*s d d"],
-        *,
-        name: str,
-    ) -> Line:
+    def linearise(self, function: Map, mean: Mean, root: Cov, *, name: str) -> Line:
         def total(z: Tensor) -> tuple[Tensor, Tensor]:
             # Sequences do not mix, so the gradient of their sum holds every sequence's own.
             value = function(z)

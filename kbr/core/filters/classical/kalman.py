@@ -26,6 +26,9 @@ from kbr.core.filters.classical.state_space import (
 from kbr.core.filters.result import FilterResult
 from kbr.core.inputs import ArrayLike
 
+Mean = Float[Tensor, "*s d"]
+Cov = Float[Tensor, "*s d d"]
+
 
 class Line(NamedTuple):
     """A function seen from N(m, LL'): value [*s k], slope [*s k d], residual [*s k k]."""
@@ -53,7 +56,7 @@ def predict(line: Line, *, noise: Float[Tensor, "d d"]) -> Moments:
 
 def update(
     belief: Moments,
-    root: Float[Tensor, "*s d d"],
+    root: Cov,
     line: Line,
     x: Float[Tensor, "*s k"],
     observed: Bool[Tensor, "*s"],
@@ -90,14 +93,7 @@ class GaussianFilter(ABC):
     model: StateSpaceModel
 
     @abstractmethod
-    def linearise(
-        self,
-        function: Map,
-        mean: Float[Tensor, "*s d"],
-        root: Float[Tensor, "*s d d"],
-        *,
-        name: str,
-    ) -> Line:
+    def linearise(self, function: Map, mean: Mean, root: Cov, *, name: str) -> Line:
         """The line that stands for `function` at N(mean, root root'); `name` is for errors."""
 
     def filter(self, x: ArrayLike) -> FilterResult:
@@ -114,28 +110,32 @@ class GaussianFilter(ABC):
         model = self.model.to(device=raw.device, dtype=torch.float64)
         assert model.observation is not None  # the copy of a model that has both
         assert model.observation_cov is not None
-        steps, dx = raw.double(), raw.shape[-1]
-        lead, dz = tuple(raw.shape[:-2]), model.initial_mean.shape[0]
-        belief = Moments(
-            model.initial_mean.expand(*lead, dz), model.initial_cov.expand(*lead, dz, dz)
-        )
-        means, covs = [], []
-        for t in range(raw.shape[-2]):
+        lead, dz = raw.shape[:-2], model.initial_mean.shape[0]
+        mean, cov = model.initial_mean.expand(*lead, dz), model.initial_cov.expand(*lead, dz, dz)
+        belief, beliefs = Moments(mean, cov), []
+        for t, x_t in enumerate(raw.double().unbind(-2)):
             if t > 0:
-                root = covariance_root(belief.cov)
-                line = self.linearise(model.transition, belief.mean, root, name="transition")
-                belief = predict(
-                    _checked(line, (*lead, dz), "transition"), noise=model.transition_cov
-                )
-            root = covariance_root(belief.cov)
-            line = self.linearise(model.observation, belief.mean, root, name="observation")
-            line = _checked(line, (*lead, dx), "observation")
+                line, _ = self._line(model.transition, belief, dz, "transition")
+                belief = predict(line, noise=model.transition_cov)
+            line, root = self._line(model.observation, belief, raw.shape[-1], "observation")
             now = observed[..., t]
-            belief = update(belief, root, line, steps[..., t, :], now, noise=model.observation_cov)
-            means.append(belief.mean)
-            covs.append(belief.cov)
+            belief = update(belief, root, line, x_t, now, noise=model.observation_cov)
+            beliefs.append(belief)
+        means, covs = zip(*beliefs, strict=True)
         mean, cov = torch.stack(means, dim=-2), torch.stack(covs, dim=-3)
         return FilterResult(mean=mean.to(raw.dtype), cov=cov.to(raw.dtype), evidence=observed)
+
+    def _line(self, function: Map, belief: Moments, size: int, name: str) -> tuple[Line, Cov]:
+        """The line at a belief, checked, and the root of the belief's covariance."""
+        root = covariance_root(belief.cov)
+        line = self.linearise(function, belief.mean, root, name=name)
+        check_shape(line.value, (*belief.mean.shape[:-1], size), name=name)
+        if not bool(torch.isfinite(line.value).all() & torch.isfinite(line.slope).all()):
+            raise KbrError(
+                f"The model's {name} (or its derivative) is not finite at a filtered mean. Make "
+                f"{name} smooth where the filter goes, or use ParticleFilter."
+            )
+        return line, root
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -148,14 +148,7 @@ class KalmanFilter(GaussianFilter):
     A transition or observation that is not affine is an error, checked at every mean it meets.
     """
 
-    def linearise(
-        self,
-        function: Map,
-        mean: Float[Tensor, "*s d"],
-        root: Float[Tensor, "*s d d"],
-        *,
-        name: str,
-    ) -> Line:
+    def linearise(self, function: Map, mean: Mean, root: Cov, *, name: str) -> Line:
         eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
         origin, value = function(torch.zeros_like(eye[0])), function(mean)
         matrix = (function(eye) - origin).mT
@@ -168,13 +161,3 @@ class KalmanFilter(GaussianFilter):
             )
         slope = matrix @ root
         return Line(value, slope, torch.zeros_like(slope @ slope.mT))
-
-
-def _checked(line: Line, shape: tuple[int, ...], name: str) -> Line:
-    check_shape(line.value, shape, name=name)
-    if not bool(torch.isfinite(line.value).all() & torch.isfinite(line.slope).all()):
-        raise KbrError(
-            f"The model's {name} (or its derivative) is not finite at a filtered mean. Make {name} "
-            "smooth where the filter goes, or use ParticleFilter."
-        )
-    return line

@@ -4,11 +4,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.classical.kalman import GaussianFilter, Line
+from kbr.core.filters.classical.kalman import Cov, GaussianFilter, Line, Mean
 from kbr.core.filters.classical.state_space import Map, check_shape
 
 
@@ -40,14 +38,7 @@ class UnscentedKalmanFilter(GaussianFilter):
         if self.kappa is not None and not d + self.kappa > 0:
             raise KbrError(f"kappa must be above -dz = {-d}; got {self.kappa}. Set a larger kappa.")
 
-    def linearise(
-        self,
-        function: Map,
-        mean: Float[Tensor, "*s d"],
-        root: Float[Tensor, "*s d d"],
-        *,
-        name: str,
-    ) -> Line:
+    def linearise(self, function: Map, mean: Mean, root: Cov, *, name: str) -> Line:
         d = mean.shape[-1]
         square = self.alpha**2 * (d + (max(3 - d, 0) if self.kappa is None else self.kappa))
         centre, spread = mean.unsqueeze(-2), math.sqrt(square) * root.mT

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,11 +19,14 @@ from kbr.core.features import (
 )
 from kbr.core.filters.kernel.engine import ActiveSet, LowRank, Update, compress
 from kbr.core.filters.kernel.known_transition import KnownOperators, TransitionRatio
-from kbr.core.filters.kernel.operators import dense_operators
+from kbr.core.filters.kernel.operators import (
+    dense_operators,
+    leave_one_out_score,
+    transition_pairs,
+)
 from kbr.core.filters.kernel.search import ETA_BOUNDS, Bounds, search_ridge
 from kbr.core.filters.kernel.settings import Settings, is_free
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.transition import leave_one_out_score, transition_pairs
 from kbr.core.kernels import Kernel, Linear, median_distance
 from kbr.core.rules import Rule
 
@@ -35,6 +39,10 @@ TOLERANCE = 1e-7  # of factors to choose with: that needs fewer digits than filt
 SMALL_ETA = 1e-5  # below this ridge what the factor of the latents leaves out shows
 CLOSE = 1e-11  # so it is made again, to this tolerance
 Medians = tuple[Tensor | None, ...]  # of x and of z
+Observed = Float[Tensor, "*b n dx"]
+Latents = Float[Tensor, "*b n dz"]
+AnyKernel = Kernel | FeatureMap
+Scale = float | Tensor
 
 
 def latent_tolerance(eta: float) -> float:
@@ -64,7 +72,7 @@ class Builder:
     def rule(self) -> Rule:
         return self.settings.rule
 
-    def measured(self, x: Float[Tensor, "*b n dx"], z: Float[Tensor, "*b n dz"]) -> "Builder":
+    def measured(self, x: Observed, z: Latents) -> "Builder":
         """The same for features of these points at many scales: their medians are found once."""
         pairs = ((self.rule.kernel_x, x), (self.rule.kernel_z, z))
         medians = (median_distance(rows) if _by_median(kernel) else None for kernel, rows in pairs)
@@ -77,20 +85,17 @@ class Builder:
 
     @property
     def eta_bounds(self) -> Bounds:
-        """Where eta is searched if there are no `etas`."""
         return max(ETA_BOUNDS[0], self.least_eta), ETA_BOUNDS[1]
 
-    def latents(
-        self, z: Float[Tensor, "*b n dz"], scale: float | Tensor, tolerance: float
-    ) -> Features:
+    def latents(self, z: Latents, scale: Scale, tolerance: float) -> Features:
         """Features Phi of the training latents."""
         return _fit(self.latent_map(scale, tolerance), z)
 
-    def latent_map(self, scale: float | Tensor, tolerance: float) -> FeatureMap:
+    def latent_map(self, scale: Scale, tolerance: float) -> FeatureMap:
         """What is fitted to the latents."""
         return _scaled(self.rule.kernel_z, scale, tolerance, self.medians[1])
 
-    def observation_map(self, scale: float | Tensor, tolerance: float) -> FeatureMap:
+    def observation_map(self, scale: Scale, tolerance: float) -> FeatureMap:
         """What is fitted to the observations."""
         return _scaled(self.rule.kernel_x, scale, tolerance, self.medians[0])
 
@@ -102,13 +107,7 @@ class Builder:
         return tuple(_kernel_of(_scaled(k, s, 0.0), p) for k, s, p in pairs)  # type: ignore[return-value]
 
     def update(
-        self,
-        x: Float[Tensor, "*b n dx"],
-        scale: float | Tensor,
-        tolerance: float,
-        *,
-        lam: float,
-        rough: bool = False,
+        self, x: Observed, scale: Scale, tolerance: float, *, lam: float, rough: bool = False
     ) -> Update:
         """The form of the update that suits these observations, or the one asked for.
 
@@ -145,51 +144,39 @@ class Builder:
         pays = update.pivots.shape[-2] < COMPRESSED_SHARE * n
         return update if pays or engine == "compressed" else LowRank(features)
 
-    def ridges(
-        self, phi: Float[Tensor, "*b n p"], lengths: Sequence[int]
-    ) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
-        """eta (leave-one-out unless given) and the transition's ridge (eta unless given)."""
+    def ridges(self, phi: Float[Tensor, "*b n p"], lengths: Sequence[int]) -> dict[str, Any]:
+        """eta (leave-one-out unless given) and lam_transition (eta unless given)."""
         ones, settings = phi.new_ones(phi.shape[:-2]), self.settings
         if settings.given_eta is not None:
             eta = settings.given_eta * ones
         else:
-            before, after = (rows.to(phi.device) for rows in transition_pairs(lengths))
-            score = leave_one_out_score(
-                phi, phi.index_select(-2, before), phi.index_select(-2, after)
-            )
+            pairs = (rows.to(phi.device) for rows in transition_pairs(lengths))
+            score = leave_one_out_score(phi, *(phi.index_select(-2, rows) for rows in pairs))
             if settings.etas is None:
                 eta = search_ridge(score, ones, self.eta_bounds)
             else:
                 scores = torch.stack([score(value) for value in settings.etas])
                 eta = phi.new_tensor(tuple(settings.etas))[scores.argmin(0)]
         lam = settings.lam_transition
-        return eta, eta if lam is None else lam * ones
+        return {"eta": eta, "lam_transition": eta if lam is None else lam * ones}
 
     def ridged_latents(
-        self, z: Float[Tensor, "*b n dz"], scale: float | Tensor, lengths: Sequence[int]
-    ) -> tuple[Features, dict[str, Tensor]]:
+        self, z: Latents, scale: Scale, lengths: Sequence[int]
+    ) -> tuple[Features, dict[str, Any]]:
         """Features of the latents close enough to choose with, and both ridges."""
         latents = self.latents(z, scale, TOLERANCE)
-        eta, lam_transition = self.ridges(latents.train, lengths)
-        if float(eta.min()) < SMALL_ETA:
+        ridges = self.ridges(latents.train, lengths)
+        if float(ridges["eta"].min()) < SMALL_ETA:
             latents = self.latents(z, scale, CLOSE)
-            eta, lam_transition = self.ridges(latents.train, lengths)
-        return latents, {"eta": eta, "lam_transition": lam_transition}
+            ridges = self.ridges(latents.train, lengths)
+        return latents, ridges
 
     def operators(
-        self,
-        update: Update,
-        latents: Features,
-        z: Float[Tensor, "*b n dz"],
-        lengths: Sequence[int],
-        *,
-        eta: Tensor,
-        lam_transition: Tensor,
+        self, update: Update, latents: Features, z: Latents, lengths: Sequence[int], **ridges: Any
     ) -> Operators:
-        """Everything the filter needs before it sees an observation."""
+        """Everything the filter needs before it sees an observation; `ridges` by their names."""
         if isinstance(self.rule.ratio, TransitionRatio):
             return KnownOperators.of(self.rule, update, z)
-        ridges = {"eta": eta, "lam_transition": lam_transition}
         return dense_operators(self.rule, update, latents, z, lengths, **ridges)
 
 
@@ -199,10 +186,7 @@ def _by_median(kernel: Kernel | FeatureMap) -> bool:
 
 
 def _scaled(
-    kernel: Kernel | FeatureMap,
-    scale: float | Tensor,
-    tolerance: float,
-    median: Tensor | None = None,
+    kernel: AnyKernel, scale: Scale, tolerance: float, median: Tensor | None = None
 ) -> FeatureMap:
     """The kernel's feature map at a bandwidth scale; finished maps and bandwidths stay."""
     if not isinstance(kernel, Kernel):

@@ -1,7 +1,6 @@
 """The kernel Bayes filter: no model of the dynamics or the sensor, only training sequences."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,16 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.base import never
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult
 from kbr.core.filters.kernel.building import Builder
-from kbr.core.filters.kernel.choice import Choice
 from kbr.core.filters.kernel.compression import compressed, with_cost
 from kbr.core.filters.kernel.export import export_step
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.held_out import measured, smoothing_measured
 from kbr.core.filters.kernel.large import is_large, tuning_part
+from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.filters.kernel.saving import SavedFilter
-from kbr.core.filters.kernel.search import Progress, Space
+from kbr.core.filters.kernel.search import Choice, Progress, Space
 from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.filters.kernel.storage import Compression, FittedData
-from kbr.core.filters.kernel.transition import transition_pairs
 from kbr.core.filters.kernel.tuning import choose
 from kbr.core.filters.kernel.validation import VALIDATION_STEPS
 from kbr.core.filters.training_data import TrainingData, training_data
@@ -85,12 +83,7 @@ class KernelBayesFilter(SavedFilter):
 
     @property
     def calibration(self) -> Calibration | None:
-        """What the end of the training sequence says about the covariances.
-
-        A filter with these hyper-parameters is fitted to the steps before the validation block and
-        filters that block. Of very many training points the block is so small a part that the
-        filter itself stands for that one.
-        """
+        """What held-out steps say about the covariances: see `held_out.measured`."""
         return self.fitted.data.calibration
 
     @property
@@ -117,20 +110,16 @@ class KernelBayesFilter(SavedFilter):
         """
         options = {"folds": folds, "space": space, "progress": progress}
         choice = self._choose(data, scored=space is not None, **options)
-        found = FittedData(data.x, data.z, data.lengths, data.shape, choice, units=data.units)
-        return Fitted.build(self.settings, found)
+        return Fitted.build(self.settings, FittedData(**vars(data), choice=choice))
 
-    def tune(
-        self, x: ArrayLike | Sequence[ArrayLike], z: ArrayLike | Sequence[ArrayLike]
-    ) -> Choice:
+    def tune(self, x: Any, z: Any) -> Choice:
         """What `fit` would choose, besides the ridges eta and lam', and its error; no fit."""
         return self._choose(training_data(x, z, standardize=self.standardized), scored=True)
 
     def _choose(self, data: TrainingData, **options: Any) -> Choice:
         transition_pairs(data.lengths)  # fails early where there is no step to learn from
-        builder = Builder(self.settings)
-        builder, x, z, lengths = tuning_part(builder, data.x, data.z, data.lengths)
-        return choose(builder, x.to(torch.float64), z, lengths, **options)
+        builder, part = tuning_part(Builder(self.settings), data)
+        return choose(builder, replace(part, x=part.x.to(torch.float64)), **options)
 
     def compress(
         self, n_landmarks: int, *, x: ArrayLike | None = None, z: ArrayLike | None = None

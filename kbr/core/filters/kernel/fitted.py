@@ -22,7 +22,7 @@ from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import FittedData
 from kbr.core.filters.kernel.tuning import with_ridges
 from kbr.core.filters.kernel.validation import MINIMUM_STEPS, data_outside, validation_start
-from kbr.core.filters.sequences import reshape_result
+from kbr.core.filters.result import AXES
 from kbr.core.units.units import Units
 
 Latents = Callable[[Tensor], Tensor]  # features of latents
@@ -74,15 +74,13 @@ class Fitted:
         Math: see `Operators`; which of their kinds is a matter of the number of points, and of
         whether the filter is compressed.
         """
-        x, z, choice, builder = data.x, data.z, data.choice, Builder(settings)
-        large = is_large(z.shape[-2])
-        wide = x if large else x.to(torch.float64)
-        builder = builder if large else builder.measured(wide, z)
-        if bool(choice.eta.isnan().any()):
-            suited, _, some, lengths = tuning_part(builder, x, z, data.lengths)
-            choice = with_ridges(choice, suited, some, lengths)
+        builder, large = Builder(settings), is_large(data.z.shape[-2])
+        x = data.x if large else data.x.to(torch.float64)
+        builder = builder if large else builder.measured(x, data.z)
+        if bool(data.choice.eta.isnan().any()):
+            choice = with_ridges(data.choice, *tuning_part(builder, data))
             data = replace(data, choice=choice)
-        operators, latents = _operators(builder, wide, data)
+        operators, latents = _operators(builder, x, data)
         return cls(settings, data, operators, latents)
 
     @property
@@ -102,14 +100,14 @@ class Fitted:
         """Inner beliefs at observations x [*b *s T ...]."""
         query, seen, familiar, sequences = self._sequences(x)
         result = run_filter(self.operators, query, self._lam(query), seen, familiar)
-        return reshape_result(result, sequences)
+        return _reshaped(result, sequences)
 
     def smoothed(self, x: Tensor) -> KernelFilterResult:
         """Inner beliefs given the whole of every sequence."""
         query, seen, familiar, sequences = self._sequences(x)
         backward = self.data.choice.lam_transition
         result = run_smoother(self.operators, query, self._lam(query), backward, seen, familiar)
-        return reshape_result(result, sequences)
+        return _reshaped(result, sequences)
 
     def _lam(self, query: Tensor) -> Tensor:
         return self.lam.expand(query.shape[:-2])
@@ -156,3 +154,14 @@ def _operators(builder: Builder, x: Tensor, data: FittedData) -> tuple[Operators
     operators = builder.operators(update, latents, z, data.lengths, **ridges)
     known = isinstance(rule.ratio, TransitionRatio)
     return operators, None if known else latents.function
+
+
+def _reshaped(result: KernelFilterResult, sequences: tuple[int, ...]) -> KernelFilterResult:
+    """The axis before time as the caller's sequences."""
+    fields = {}
+    for name, axis in (*AXES.items(), ("states", -2)):
+        value = getattr(result, name)
+        if value is not None:
+            shape = (*value.shape[: axis - 1], *sequences, *value.shape[axis:])
+            fields[name] = value.reshape(shape)
+    return KernelFilterResult(**fields)

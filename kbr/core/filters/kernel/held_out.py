@@ -16,15 +16,10 @@ from kbr.core.filters.belief import KernelFilterResult
 from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.large import is_large
-from kbr.core.filters.kernel.run import run_filter, run_forecast, run_smoother
+from kbr.core.filters.kernel.run import Queries, run_filter, run_forecast, run_smoother
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.validation import (
-    MINIMUM_STEPS,
-    Pair,
-    leave_out,
-    pairs_inside,
-    validation_block,
-)
+from kbr.core.filters.kernel.validation import MINIMUM_STEPS, leave_out, validation_block
+from kbr.core.filters.sequences import Pair
 from kbr.core.uncertainty.calibration import (
     LONGEST,
     WAKING,
@@ -41,15 +36,13 @@ GAPS = (1, 2, 4, 8, 14, 20)  # lengths of the gaps that smoothing is tried on
 BETWEEN = 6  # observations between two of them
 STARTS = 50  # times in a block at which a filter is started anew
 
+Each = Float[Tensor, "*b"]
 Rows = dict[float, list[HeldOut]]  # inner moments and truths of each horizon
 Correction = Callable[[Operators, KernelFilterResult, Tensor], Tensor]  # of means, given x
 
 
 def measured(
-    fitted: Fitted,
-    *,
-    first_too: bool = True,
-    correct: Callable[[range], Correction] | None = None,
+    fitted: Fitted, *, first_too: bool = True, correct: Callable[[range], Correction] | None = None
 ) -> Fitted:
     """The filter with its covariances measured on steps that operators of the others filter.
 
@@ -93,14 +86,11 @@ def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Opera
     without = None if large else leave_out(Builder(fitted.settings), data, fitted.operators.update)
     for block in [last, range(len(last))] if first_too and not large else [last]:
         operators = fitted.operators if without is None else without(block)
-        yield block, operators, pairs_inside(data.x, data.z, data.lengths, block)
+        yield block, operators, data.inside(block)
 
 
 def filter_rows(
-    operators: Operators,
-    lam: Float[Tensor, "*b"],
-    pairs: Iterable[Pair],
-    correct: Correction | None = None,
+    operators: Operators, lam: Each, pairs: Iterable[Pair], correct: Correction | None = None
 ) -> Rows:
     """Inner beliefs and truths at held-out steps, by horizon."""
     rows: Rows = {}
@@ -133,11 +123,12 @@ def filter_rows(
 def calibrated_rows(scaling: Scaling, several: Sequence[Rows]) -> Calibration:
     """The calibration of all blocks together."""
     horizons = sorted({h for rows in several for h in rows})
-    parts = [
-        _joined([answers(scaling, *part) for rows in several for part in rows.get(h, ())])
-        for h in horizons
-    ]
-    return calibrate(parts, horizons)
+    joined = []
+    for h in horizons:
+        parts = [answers(scaling, *part) for rows in several for part in rows.get(h, ())]
+        mean, cov, z = zip(*parts, strict=True)
+        joined.append((torch.cat(mean, -2), torch.cat(cov, -3), torch.cat(z, -2)))
+    return calibrate(joined, horizons)
 
 
 def _starts(rows: Float[Tensor, "*b t c"]) -> Float[Tensor, "*b s w c"]:
@@ -146,17 +137,12 @@ def _starts(rows: Float[Tensor, "*b t c"]) -> Float[Tensor, "*b s w c"]:
     return every[..., :: math.ceil(every.shape[-3] / STARTS), :, :]
 
 
-def _run(
-    operators: Operators, query: Float[Tensor, "*b s t c"], lam: Float[Tensor, "*b"]
-) -> KernelFilterResult:
+def _run(operators: Operators, query: Queries, lam: Each) -> KernelFilterResult:
     return run_filter(operators, query, lam.unsqueeze(-1).expand(query.shape[:-2]))
 
 
 def smoother_rows(
-    operators: Operators,
-    lam_transition: Float[Tensor, "*b"],
-    lam: Float[Tensor, "*b"],
-    pairs: Iterable[Pair],
+    operators: Operators, lam_transition: Each, lam: Each, pairs: Iterable[Pair]
 ) -> Rows:
     """Smoothed inner beliefs and truths at held-out steps, by distance from evidence."""
     rows: Rows = {}
@@ -192,12 +178,7 @@ def _patterns(steps: int) -> Bool[Tensor, "s t"]:
     Twice, the second time half a period later, so that gaps lie at more places.
     """
     time = torch.arange(steps, device="cpu")
-    made = [torch.ones_like(time, dtype=torch.bool)]
+    patterns = [torch.ones_like(time, dtype=torch.bool)]
     for period in (length + BETWEEN for length in GAPS):
-        made += [(time + shift) % period < BETWEEN for shift in (0, period // 2)]
-    return torch.stack(made)
-
-
-def _joined(parts: Sequence[HeldOut]) -> HeldOut:
-    mean, cov, z = zip(*parts, strict=True)
-    return torch.cat(mean, -2), torch.cat(cov, -3), torch.cat(z, -2)
+        patterns += [(time + shift) % period < BETWEEN for shift in (0, period // 2)]
+    return torch.stack(patterns)

@@ -15,8 +15,8 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.kernel.engine import State, Update, Weights
+from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.filters.kernel.step import Operators, Step
-from kbr.core.filters.kernel.transition import transition_pairs
 from kbr.core.kernels import Gaussian, Kernel, Linear
 from kbr.core.linalg import pivoted_cholesky, ridge_cholesky
 from kbr.core.rules import Rule
@@ -45,10 +45,6 @@ class Landmarks:
     mass: Float[Tensor, "m"]
     left: Float[Tensor, "p k"]
     right: Float[Tensor, "k p"]
-
-    @property
-    def dynamics(self) -> Float[Tensor, "p p"]:
-        return self.left @ self.right
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,11 +104,11 @@ def landmark_operators(
     """Operators from landmark pairs, and the features of latents; `kernel_z` has its bandwidth."""
     assert isinstance(rule.kernel_z, Kernel)
     mass, rank = landmarks.mass, landmarks.left.shape[0]
-    span = _span(rule.kernel_z, z[:rank], z, mass)
+    span = _Span(rule.kernel_z, z[:rank], z, mass)
     root = span.root(eta, "eta")
     # With A = R^-1 L:  E = A' S  and, as C_prev,post = R S L',  E backwards = A'A S' A'^-1.
     turn = _lower_solve(span.root(lam_transition, "lam_transition"), root)
-    dynamics = landmarks.dynamics
+    dynamics = landmarks.left @ landmarks.right
 
     def latents(points: Tensor) -> Tensor:
         return _lower_solve(root, span(points).mT).mT
@@ -148,15 +144,17 @@ def choose_landmarks(
     if n_landmarks < 2:
         raise KbrError(f"n_landmarks must be at least 2; got {n_landmarks}.")
     n = z.shape[-2]
-    wide_x, wide_z = _stationary(kernel_x, x), _stationary(kernel_z, z)
+    wide_x, wide_z = (  # a linear kernel would tell pairs too little apart
+        Gaussian().fit(points) if isinstance(kernel, Linear) else kernel
+        for kernel, points in ((kernel_x, x), (kernel_z, z))
+    )
 
     def column(index: Tensor) -> Tensor:
         at = index.reshape(1)
         return (wide_x(x, x[at]) * wide_z(z, z[at])).squeeze(-1)
 
-    features, _ = pivoted_cholesky(
-        z.new_ones(n), column, tolerance=RESIDUAL, max_rank=n_landmarks - 1
-    )
+    most = n_landmarks - 1
+    features, _ = pivoted_cholesky(z.new_ones(n), column, tolerance=RESIDUAL, max_rank=most)
     moments = torch.cat([torch.ones_like(z[:, :1]), features], 1)
     kept, mass = recombine(moments, z.new_full((n,), 1 / n))
     # The latents' pivots come first: their span holds the beliefs, best where the mass is.
@@ -175,7 +173,7 @@ def choose_landmarks(
     mass, points = (t.to(torch.float32).to(torch.float64) for t in (mass[order], z[kept]))
     mass = mass / mass.sum()
     early, late = (rows.to(z.device) for rows in transition_pairs(lengths))
-    span = _span(kernel_z, points[: few.shape[-1]], points, mass)
+    span = _Span(kernel_z, points[: few.shape[-1]], points, mass)
     before = _lower_solve(span.root(lam_transition, "lam_transition"), span(z[early]).mT)
     after = _lower_solve(span.root(eta, "eta"), span(z[late]).mT)
     left, values, right = torch.linalg.svd(before @ after.mT / len(early), full_matrices=False)
@@ -184,10 +182,8 @@ def choose_landmarks(
     return kept, Landmarks(mass, *factors)
 
 
-def recombine(
-    moments: Float[Tensor, "n k"], mass: Float[Tensor, "n"]
-) -> tuple[Int[Tensor, "m"], Float[Tensor, "m"]]:
-    """At most k of n points, with positive masses that keep all k moments sum_i c_i f_i.
+def recombine(moments: Float[Tensor, "n k"], mass: Float[Tensor, "n"]) -> tuple[Tensor, Tensor]:
+    """At most k of n points, and positive masses that keep all k moments sum_i c_i f_i.
 
     Groups of points are thinned to half along the null space of their moments, until no group has
     more than one point.
@@ -226,14 +222,16 @@ def _thin(points: Float[Tensor, "g k"], mass: Float[Tensor, "g"]) -> Float[Tenso
     return mass
 
 
-@dataclass(frozen=True, eq=False)
 class _Span:
     """Latent features spanned by k(points, .), and their second moment C under the masses."""
 
-    kernel: Kernel
-    points: Float[Tensor, "p dz"]
-    triangle: Float[Tensor, "p p"]
-    second: Float[Tensor, "p p"]
+    def __init__(self, kernel: Kernel, points: Tensor, z: Tensor, mass: Tensor) -> None:
+        gram = kernel(points, points)
+        jitter = float(ROUNDING * gram.diagonal().max().clamp_min(1e-300))
+        self.kernel, self.points = kernel, points
+        self.triangle = ridge_cholesky(gram, ridge=jitter, name="the latents' span")
+        phi = self(z)
+        self.second = phi.mT @ (mass.unsqueeze(-1) * phi)
 
     def __call__(self, z: Float[Tensor, "n dz"]) -> Float[Tensor, "n p"]:
         return _lower_solve(self.triangle, self.kernel(z, self.points).mT).mT
@@ -243,21 +241,6 @@ class _Span:
         return ridge_cholesky(self.second, ridge=ridge, name=name)
 
 
-def _span(
-    kernel: Kernel, span: Float[Tensor, "p dz"], z: Float[Tensor, "m dz"], mass: Float[Tensor, "m"]
-) -> _Span:
-    gram = kernel(span, span)
-    jitter = float(ROUNDING * gram.diagonal().max().clamp_min(1e-300))
-    triangle = ridge_cholesky(gram, ridge=jitter, name="the latents' span")
-    phi = _lower_solve(triangle, kernel(z, span).mT).mT
-    return _Span(kernel, span, triangle, phi.mT @ (mass.unsqueeze(-1) * phi))
-
-
 def _lower_solve(triangle: Tensor, right: Tensor) -> Tensor:
     solved: Tensor = torch.linalg.solve_triangular(triangle, right, upper=False)
     return solved
-
-
-def _stationary(kernel: Kernel, points: Tensor) -> Kernel:
-    """The kernel that tells pairs apart; a linear one tells too little."""
-    return Gaussian().fit(points) if isinstance(kernel, Linear) else kernel

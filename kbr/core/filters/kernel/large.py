@@ -20,7 +20,7 @@ from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.engine import Compressed, LowRank, Update, square_pivots
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.operators import LatentSums, LearnedOperators, learned_operators
-from kbr.core.filters.kernel.validation import lengths_outside
+from kbr.core.filters.sequences import Sequences, lengths_outside
 from kbr.core.io.memory import check_memory
 from kbr.core.tables import blocks
 
@@ -47,18 +47,16 @@ def estimate(n: int, *, batch: int = 1) -> tuple[float, float]:
     return batch * n * size, seconds
 
 
-def tuning_part(
-    builder: Builder, x: Tensor, z: Tensor, lengths: Sequence[int]
-) -> tuple[Builder, Tensor, Tensor, list[int]]:
+def tuning_part(builder: Builder, data: Sequences) -> tuple[Builder, Sequences]:
     """What hyper-parameters are chosen on: all points or, of very many, the last ones.
 
     Then ridges too small for float32 tables are not among those tried unless asked for.
     """
-    n = z.shape[-2]
+    n = data.z.shape[-2]
     if not is_large(n):
-        return builder, x, z, list(lengths)
+        return builder, data
     builder = replace(builder, least_lam=SMALLEST_LAM, least_eta=SMALLEST_ETA)
-    return builder, x[..., -RECENT:, :], z[..., -RECENT:, :], last_lengths(lengths, RECENT)
+    return builder, data.outside(range(n - RECENT))
 
 
 def large_operators(

@@ -6,11 +6,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kbr.core.filters.belief import KernelFilterResult, result_from_moments
+from kbr.core.filters.belief import KernelFilterResult
+from kbr.core.filters.kernel.engine import Flags, Ridge, State, Weights
 from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.rules import normalize_ratio, normalized
 from kbr.core.tables import blocks
 
+Queries = Float[Tensor, "*b s t c"]
+FlagsInTime = Bool[Tensor, "*b s t"]
 Summary = tuple[Tensor, Tensor, Tensor, Tensor]  # moments, evidence, |w|, coordinates
 
 NUMBERS = 20_000_000  # ratios at once when smoothing: 160 MB
@@ -18,17 +21,16 @@ NUMBERS = 20_000_000  # ratios at once when smoothing: 160 MB
 
 def run_filter(
     operators: Operators,
-    query: Float[Tensor, "*b s t c"],
-    lam: Float[Tensor, "*b s"],
-    seen: Bool[Tensor, "*b s t"] | None = None,
-    familiar: Bool[Tensor, "*b s t"] | None = None,
+    query: Queries,
+    lam: Ridge,
+    seen: FlagsInTime | None = None,
+    familiar: FlagsInTime | None = None,
 ) -> KernelFilterResult:
     """Filter every sequence from the uniform start; `query` holds the observations' coordinates.
 
     Those that are not `seen`, or not `familiar`, are no evidence. None: all are.
     """
-    now = operators.start(query.shape[-3])
-    steps = []
+    now, steps = operators.start(query.shape[-3]), []
     for t, x in enumerate(query.unbind(-2)):
         now = operators.step(now, x, lam, _at(seen, t), _at(familiar, t))
         steps.append(_summary(now))
@@ -36,7 +38,7 @@ def run_filter(
 
 
 def run_forecast(
-    operators: Operators, states: Float[Tensor, "*b s p"], steps: int
+    operators: Operators, states: State, steps: int
 ) -> Iterator[Float[Tensor, "*b s c"]]:
     """Moments 1 .. `steps` ahead of beliefs with these coordinates, without sums over points."""
     table, start = operators.forecast_table(), operators.start(1)
@@ -51,11 +53,11 @@ def run_forecast(
 
 def run_smoother(
     operators: Operators,
-    query: Float[Tensor, "*b s t c"],
-    lam: Float[Tensor, "*b s"],
+    query: Queries,
+    lam: Ridge,
     lam_transition: Float[Tensor, "*b"],
-    seen: Bool[Tensor, "*b s t"] | None = None,
-    familiar: Bool[Tensor, "*b s t"] | None = None,
+    seen: FlagsInTime | None = None,
+    familiar: FlagsInTime | None = None,
 ) -> KernelFilterResult:
     """Beliefs given the whole sequence: a filter forwards, one backwards, and one update of both.
 
@@ -71,11 +73,9 @@ def run_smoother(
     steps = []
     for t, ratio in enumerate(_both(operators, backwards, past, future)):
         r = normalize_ratio(operators.weigh(ratio))
-        conditions = (_at(seen, t), _at(familiar, t))
-        posterior = operators.posterior(r, query[..., t, :], lam, *conditions)
-        weights = normalized(*posterior, r / operators.n)
-        evidence = past.evidence[..., t]
-        steps.append(_summary(operators.belief(weights, evidence=evidence)))
+        now = operators.posterior(r, query[..., t, :], lam, _at(seen, t), _at(familiar, t))
+        weights = normalized(*now, r / operators.n)
+        steps.append(_summary(operators.belief(weights, evidence=past.evidence[..., t])))
     return _result(operators, steps)
 
 
@@ -86,18 +86,17 @@ def _summary(step: Step) -> Summary:
 
 
 def _result(operators: Operators, steps: list[Summary]) -> KernelFilterResult:
-    moments, evidence, norms, states = zip(*steps, strict=True)
-    return result_from_moments(
-        operators.readout,
-        torch.stack(moments, -2),
-        torch.stack(evidence, -1),
-        torch.stack(norms, -1),
-        torch.stack(states, -2),
-    )
+    """All steps' beliefs; the effective sample size is (sum w / |w|)^2."""
+    axes = (-2, -1, -1, -2)
+    columns = zip(zip(*steps, strict=True), axes, strict=True)
+    moments, evidence, norms, states = (torch.stack(column, axis) for column, axis in columns)
+    sizes = (moments[..., 0] / norms.clamp_min(torch.finfo(norms.dtype).tiny)).square()
+    mean, cov = operators.readout.mean_cov(moments)
+    return KernelFilterResult(mean, cov, evidence, sizes, states=states)
 
 
-def _at(there: Bool[Tensor, "*b s t"] | None, t: int) -> Bool[Tensor, "*b s"] | None:
-    return None if there is None else there[..., t]
+def _at(flags: FlagsInTime | None, t: int) -> Flags | None:
+    return None if flags is None else flags[..., t]
 
 
 def _both(
@@ -105,7 +104,7 @@ def _both(
     backwards: Operators,
     past: KernelFilterResult,
     future: KernelFilterResult,
-) -> Iterator[Float[Tensor, "*b s n"]]:
+) -> Iterator[Weights]:
     """Products of both predictions' ratios, step by step; a ratio is one where no step is before.
 
     Ratios of many steps are made at once, as many as NUMBERS allows.

@@ -13,7 +13,7 @@ no part in later rows.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -84,12 +84,28 @@ def edges_of(
     ends = (min(values), max(values)) if bounds is None else bounds
     if bounds is None and len(values) == 1:
         return ()
-    found = []
-    for end, value in zip(("lower", "upper"), ends, strict=True):
-        count = int((chosen / value - 1).abs().lt(1e-9).sum())
-        if count:
-            found.append(Edge(name=name, end=end, value=value, count=count, of=chosen.numel()))
-    return tuple(found)
+    counts = [int((chosen / value - 1).abs().lt(1e-9).sum()) for value in ends]
+    return tuple(
+        Edge(name=name, end=end, value=value, count=count, of=chosen.numel())
+        for end, value, count in zip(("lower", "upper"), ends, counts, strict=True)
+        if count
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Choice:
+    """What is in use for each data set, its validation error, and which edges it lies on."""
+
+    scale_x: Float[Tensor, "*b"]
+    scale_z: Float[Tensor, "*b"]
+    lam: Float[Tensor, "*b"]
+    eta: Float[Tensor, "*b"]
+    lam_transition: Float[Tensor, "*b"]
+    val_mse: Float[Tensor, "*b"]
+    edges: tuple[Edge, ...] = ()
+
+
+CHOICES = tuple(item.name for item in fields(Choice) if item.name != "edges")
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +126,10 @@ class Best:
     lam: Float[Tensor, "m"]
     width: Int[Tensor, "m"]
 
-    def take(self, rows: Tensor, found: "Best", gain: float) -> None:
+    def take(self, rows: Tensor, other: "Best", gain: float) -> None:
         """What is better by a share `gain` replaces these rows."""
-        better = found.error < (1 - gain) * self.error[rows]
-        for mine, new in zip(vars(self).values(), vars(found).values(), strict=True):
+        better = other.error < (1 - gain) * self.error[rows]
+        for mine, new in zip(vars(self).values(), vars(other).values(), strict=True):
             mine[rows] = torch.where(better, new, mine[rows])
 
 
@@ -197,10 +213,9 @@ def _best_of_row(
         low, high = torch.where(down, 0.1 * low, low), torch.where(up, 10 * high, high)
         low, high = low.clamp_min(lowest), high.clamp_max(highest)
         further = torch.where(down, low, torch.where(up, high, best.lam))
-        error, width, lam = _least(row, further.unsqueeze(-1))
         moved = (down | up).nonzero().squeeze(-1)
-        found = Best(error[moved], best.scale[moved], lam[moved], width[moved])
-        best.take(moved, found, GAIN)
+        error, width, lam = (part[moved] for part in _least(row, further.unsqueeze(-1)))
+        best.take(moved, Best(error, best.scale[moved], lam, width), GAIN)
 
 
 def _least(row: Row, lam: Float[Tensor, "m l"]) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel.choice import CHOICES, Choice
 from kbr.core.filters.kernel.landmarks import Landmarks
-from kbr.core.filters.kernel.search import Edge
+from kbr.core.filters.kernel.search import CHOICES, Choice, Edge
+from kbr.core.filters.sequences import Sequences
 from kbr.core.uncertainty.calibration import Calibration
 from kbr.core.units.units import Units
 
@@ -35,12 +35,9 @@ class Compression:
 
 
 @dataclass(frozen=True, eq=False)
-class FittedData:
+class FittedData(Sequences):
     """Everything a filter is rebuilt from, besides its settings."""
 
-    x: Float[Tensor, "*b n dx"]
-    z: Float[Tensor, "*b n dz"]
-    lengths: list[int]
     shape: tuple[int, ...]
     choice: Choice
     landmarks: Landmarks | None = None
@@ -63,7 +60,7 @@ class FittedData:
 
 def pack(data: FittedData) -> dict[str, Any]:
     """Plain containers; a compressed filter is stored in float32, its dynamics in float16."""
-    content: dict[str, Any] = {
+    content = {
         "x": data.x.clone(),  # a view would take the whole of its storage into the file
         "z": data.z.clone(),
         "lengths": list(data.lengths),
@@ -77,17 +74,16 @@ def pack(data: FittedData) -> dict[str, Any]:
         for name in ("left", "right"):  # numbers of at most about one, in white features
             small[name] = small[name].to(torch.float16)
         content |= {"x": small.pop("x"), "z": small.pop("z"), "landmarks": small}
-    if data.compression is not None:
-        content["compression"] = dict(vars(data.compression))
     for name in ("calibration", "smoothing"):
         calibration = getattr(data, name)
         if calibration is not None:
             content[name] = {**vars(calibration), "counts": list(calibration.counts)}
-    if data.reach is not None:
-        content["reach"] = data.reach
-    if data.units is not None:
-        content["units"] = data.units.record()
-    return content
+    optional = {
+        "compression": data.compression and dict(vars(data.compression)),
+        "reach": data.reach,
+        "units": data.units and data.units.record(),
+    }
+    return content | {name: value for name, value in optional.items() if value is not None}
 
 
 def unpack(content: object) -> FittedData:
@@ -115,13 +111,15 @@ def unpack(content: object) -> FittedData:
             assert left.shape == right.mT.shape
             assert 0 < left.shape[0] <= len(mass)
             x, landmarks = x.to(torch.float64), Landmarks(mass / mass.sum(), left, right)
+        # Files of before hold sentences in the place of edges.
+        edges = tuple(Edge(**edge) for edge in content["edges"] if isinstance(edge, dict))
         compression = content.get("compression")
         return FittedData(
             x,
             z,
             lengths,
             shape,
-            Choice(**choice, edges=_edges(content["edges"])),
+            Choice(**choice, edges=edges),
             landmarks,
             None if compression is None else Compression(**compression),
             _calibration(content.get("calibration"), z),
@@ -159,28 +157,21 @@ def member(content: dict[str, Any], trial: int) -> dict[str, Any]:
     return {**content, **parts}
 
 
-def _calibration(found: Any, z: Tensor) -> Calibration | None:
-    if found is None:
+def _calibration(stored: Any, z: Tensor) -> Calibration | None:
+    if stored is None:
         return None
-    tensors = {key: _numbers(found[key]) for key in ("blend", "errors", "scores")}
-    if "horizons" not in found:  # of a file from before gaps were told apart: ordinary steps alone
+    tensors = {key: _numbers(stored[key]) for key in ("blend", "errors", "scores")}
+    if "horizons" not in stored:  # of a file from before gaps were told apart: ordinary steps alone
         one = {key: value.unsqueeze(z.ndim - 2) for key, value in tensors.items()}
-        return Calibration(z.new_zeros(1), (found["scores"].shape[-1],), **one)
-    made = Calibration(_numbers(found["horizons"]), tuple(_counts(found["counts"])), **tensors)
-    batch, rows = z.shape[:-2], len(made.counts)
-    assert made.horizons.shape == (rows,)
-    assert made.blend.shape == (*batch, rows)
-    assert made.errors.shape[:-2] == (*batch, rows)
-    assert made.errors.shape[-1] == made.errors.shape[-2] > 0
-    assert made.scores.shape[:-1] == (*batch, rows)
-    assert 0 < max(made.counts) <= made.scores.shape[-1]
-    return made
-
-
-def _edges(found: object) -> tuple[Edge, ...]:
-    """None from files of before, which hold sentences."""
-    assert isinstance(found, list)
-    return tuple(Edge(**edge) for edge in found if isinstance(edge, dict))
+        return Calibration(z.new_zeros(1), (stored["scores"].shape[-1],), **one)
+    horizons, counts = _numbers(stored["horizons"]), tuple(_counts(stored["counts"]))
+    lead, scores = (*z.shape[:-2], len(counts)), tensors["scores"]
+    *errors_lead, rows, columns = tensors["errors"].shape
+    assert horizons.shape == (len(counts),)
+    assert tensors["blend"].shape == scores.shape[:-1] == tuple(errors_lead) == lead
+    assert rows == columns > 0
+    assert 0 < max(counts) <= scores.shape[-1]
+    return Calibration(horizons, counts, **tensors)
 
 
 def _numbers(value: object, *, finite: bool = True) -> Tensor:

@@ -18,12 +18,11 @@ from kbr.core.filters.kernel.search import Row, RowOf
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import FittedData
 from kbr.core.filters.result import mean_squared_error
+from kbr.core.filters.sequences import Pair, Sequences, lengths_outside, outside, pieces_inside
 
 VALIDATION_STEPS = 200
 MINIMUM_STEPS = 6
 FOLDS = 3
-
-Pair = tuple[Float[Tensor, "*b _ dx"], Float[Tensor, "*b _ dz"]]
 
 
 def validation_start(n: int) -> int:
@@ -46,55 +45,16 @@ def even_blocks(n: int, count: int = FOLDS) -> list[range]:
     return [range(k * n // count, (k + 1) * n // count) for k in range(count)]
 
 
-def outside(rows: Tensor, block: range, dim: int = -2) -> Tensor:
-    """The rows that are not in the block; no copy where it is the last."""
-    n = rows.shape[dim]
-    early, late = rows.narrow(dim, 0, block.start), rows.narrow(dim, block.stop, n - block.stop)
-    return early if block.stop == n else torch.cat([early, late], dim)
-
-
-def lengths_outside(lengths: Sequence[int], block: range) -> list[int]:
-    """Sequence lengths of the rows that are not in the block: what it cuts falls in two."""
-    kept, start = [], 0
-    for length in lengths:
-        stop = start + length
-        parts = (min(stop, block.start) - start, stop - max(start, block.stop))
-        kept += [part for part in parts if part > 0]
-        start = stop
-    return kept
-
-
-def pieces_inside(lengths: Sequence[int], block: range) -> list[tuple[int, int]]:
-    """(start, stop) rows of the sequences' parts inside the block."""
-    pieces, start = [], 0
-    for length in lengths:
-        stop = start + length
-        if start < block.stop and stop > block.start:
-            pieces.append((max(start, block.start), min(stop, block.stop)))
-        start = stop
-    return pieces
-
-
 def split_lengths(lengths: Sequence[int], cut: int) -> tuple[list[int], list[tuple[int, int]]]:
     """Sequence lengths before row `cut`, and the (start, stop) rows of the pieces after it."""
     block = range(cut, sum(lengths))
     return lengths_outside(lengths, block), pieces_inside(lengths, block)
 
 
-def pairs_inside(x: Tensor, z: Tensor, lengths: Sequence[int], block: range) -> list[Pair]:
-    """Observations and latents of the sequences' parts inside the block."""
-    return [(x[..., a:b, :].double(), z[..., a:b, :]) for a, b in pieces_inside(lengths, block)]
-
-
 def data_outside(data: FittedData, block: range) -> FittedData:
     """The training data without the rows of a block, observations flat."""
-    return FittedData(
-        outside(data.x, block),
-        outside(data.z, block),
-        lengths_outside(data.lengths, block),
-        (data.x.shape[-1],),
-        data.choice,
-    )
+    rest = data.outside(block)
+    return FittedData(**vars(rest), shape=(data.x.shape[-1],), choice=data.choice)
 
 
 def squared_errors(
@@ -110,50 +70,32 @@ def squared_errors(
     return total
 
 
-def errors_on(
-    builder: Builder,
-    x: Float[Tensor, "*b n dx"],
-    z: Float[Tensor, "*b n dz"],
-    lengths: Sequence[int],
-    blocks: Sequence[range],
-) -> RowOf:
+def errors_on(builder: Builder, data: Sequences, blocks: Sequence[range]) -> RowOf:
     """Mean squared errors over all steps of the blocks, each filtered by operators of the rest."""
-    flat_x, flat_z = x.reshape(-1, *x.shape[-2:]), z.reshape(-1, *z.shape[-2:])
-    builders = [builder.measured(outside(flat_x, b), outside(flat_z, b)) for b in blocks]
+    x, z = (rows.reshape(-1, *rows.shape[-2:]) for rows in (data.x, data.z))
+    builders = [builder.measured(outside(x, block), outside(z, block)) for block in blocks]
     steps = sum(len(block) for block in blocks)
 
     def row_of(members: Int[Tensor, "m"], scale: float) -> Row:
-        everyone = len(members) == len(flat_x)  # then no copy
-        some_x, some_z = (rows if everyone else rows[members] for rows in (flat_x, flat_z))
-        rows = [
-            block_errors(
-                measured.of_members(members),
-                (outside(some_x, block), outside(some_z, block)),
-                lengths_outside(lengths, block),
-                pairs_inside(some_x, some_z, lengths, block),
-                scale,
-            )
-            for measured, block in zip(builders, blocks, strict=True)
-        ]
+        every = len(members) == len(x)  # then no copy
+        some = Sequences(x if every else x[members], z if every else z[members], data.lengths)
+        rows = []
+        for measured, block in zip(builders, blocks, strict=True):
+            rest, held_out = some.outside(block), some.inside(block)
+            rows.append(block_errors(measured.of_members(members), rest, held_out, scale))
         return lambda lam: torch.stack([row(lam) for row in rows]).sum(0) / steps
 
     return row_of
 
 
-def block_errors(
-    builder: Builder,
-    fitted: Pair,
-    lengths: Sequence[int],
-    held_out: Sequence[Pair],
-    scale: float,
-) -> Row:
+def block_errors(builder: Builder, rest: Sequences, held_out: Sequence[Pair], scale: float) -> Row:
     """Squared errors, summed over the steps held out, of filters fitted to the other steps.
 
     A function of lam [*b l] that gives errors [*b w l] for every width of the settings. The factors
     of the latents belong to the scale, those of the observations to scale and width: they are made
     once, whatever lams are asked for.
     """
-    x, z = fitted
+    x, z, lengths = rest.x, rest.z, rest.lengths
     latents, ridges = builder.ridged_latents(z, scale, lengths)
     known: dict[float, tuple[float, Operators]] = {}
 
@@ -191,14 +133,11 @@ def leave_out(builder: Builder, data: FittedData, own: Update) -> Callable[[rang
     update = rough(x) if is_named and not isinstance(own, ActiveSet) else own
 
     def operators(block: range) -> Operators:
-        return builder.operators(
-            _outside(update, block) if is_named else rough(outside(x, block)),
-            replace(latents, train=outside(latents.train, block)),
-            outside(data.z, block),
-            lengths_outside(data.lengths, block),
-            eta=choice.eta,
-            lam_transition=choice.lam_transition,
-        )
+        rest = data_outside(data, block)
+        rest_update = _outside(update, block) if is_named else rough(rest.x.double())
+        features = replace(latents, train=outside(latents.train, block))
+        ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
+        return builder.operators(rest_update, features, rest.z, rest.lengths, **ridges)
 
     return operators
 

@@ -25,7 +25,6 @@ from kbr.core.filters.kernel.storage import FittedData
 from kbr.core.filters.kernel.validation import (
     FOLDS,
     data_outside,
-    pairs_inside,
     squared_errors,
     validation_block,
 )
@@ -51,7 +50,7 @@ class Values:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Training data with fixed landmarks; the filter's error as a differentiable function."""
+    """Training data with fixed landmarks: the filter's error can be differentiated."""
 
     settings: Settings
     data: FittedData
@@ -69,7 +68,7 @@ class Problem:
 
         Math: psi(x) = L^-1 k(P, x),  L L' = K_PP + jitter I, with the landmarks P fixed.
         """
-        data, rest = self.data, data_outside(self.data, block)
+        rest = self.data.outside(block)
         operators = dense_operators(
             self.settings.rule,
             LowRank(self._features(0, at.width_x, rest.x.double())),
@@ -79,8 +78,8 @@ class Problem:
             eta=at.eta.exp(),
             lam_transition=at.lam_transition.exp(),
         )
-        held_out = pairs_inside(data.x, data.z, data.lengths, block)
-        errors = squared_errors(operators, at.lam.exp().unsqueeze(-1), held_out)
+        lam = at.lam.exp().unsqueeze(-1)
+        errors = squared_errors(operators, lam, self.data.inside(block))
         return errors.squeeze(-1) / len(block)
 
     def _features(self, which: int, width: Tensor, points: Tensor) -> Features:
@@ -104,26 +103,34 @@ def descend(fitted: Fitted, *, steps: int = 30, rate: float = 0.1, patience: int
     validation error did not fall keep the values they had.
     """
     problem, held_out = make_problem(fitted), validation_block(fitted.n)
-    start, blocks = problem.start, training_blocks(held_out.start)
-    early = replace(problem, data=data_outside(problem.data, held_out))
-    widths = (_shared(start.width_x), _shared(start.width_z))
-    ridges = (start.lam, start.eta, start.lam_transition)
-    moved = [torch.zeros_like(value) for value in (*widths, *ridges)]
-    for step in moved:
-        step.requires_grad_()
-    best, kept = _error(problem, moved, held_out), [step.detach().clone() for step in moved]
+    start, early = problem.start, replace(problem, data=data_outside(problem.data, held_out))
+    count = max(FOLDS, -(-held_out.start // UNROLLED))
+    cuts = [round(k * held_out.start / count) for k in range(count + 1)]
+    blocks = [range(a, b) for a, b in pairwise(cuts)]
+    # A step for each coordinate, one for all where there are many (images).
+    widths = (
+        w[..., :1] if w.shape[-1] > FEW_COORDINATES else w for w in (start.width_x, start.width_z)
+    )
+    values = (*widths, start.lam, start.eta, start.lam_transition)
+    moved = [torch.zeros_like(value, requires_grad=True) for value in values]
+
+    def held_out_errors() -> Float[Tensor, "*b"]:
+        with torch.no_grad():
+            return problem.error(problem.values(moved), held_out)
+
+    best, kept = held_out_errors(), [step.detach().clone() for step in moved]
     optimizer, waited = torch.optim.Adam(moved, lr=rate), 0
-    for count in range(steps):
+    for count in range(1, steps + 1):
         optimizer.zero_grad()
-        loss = early.error(problem.values(moved), blocks[count % len(blocks)]).sum()
+        loss = early.error(problem.values(moved), blocks[(count - 1) % len(blocks)]).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         for step in moved:
             assert step.grad is not None
             step.grad.nan_to_num_(0.0, 0.0, 0.0)
         optimizer.step()
-        if (count + 1) % len(blocks) and count + 1 < steps:
+        if count % len(blocks) and count < steps:
             continue
-        now = _error(problem, moved, held_out)
+        now = held_out_errors()
         better = now < best
         best = torch.where(better, now, best)
         kept = [_where(better, step.detach(), old) for step, old in zip(moved, kept, strict=True)]
@@ -155,12 +162,12 @@ def make_problem(fitted: Fitted, *, rank: int = RANK) -> Problem:
         shape = (*wide.shape[:-2], wide.shape[-1])
         widths.append(kernel.widths(wide).squeeze(-2).expand(shape).log())
         gram = kernel(wide, wide)
-
-        def column(index: Tensor, gram: Tensor = gram) -> Tensor:
-            return take_rows(gram, index.unsqueeze(-1)).squeeze(-2)
-
-        diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        _, pivots = pivoted_cholesky(diagonal, column, tolerance=0.0, max_rank=rank)
+        _, pivots = pivoted_cholesky(
+            gram.diagonal(dim1=-2, dim2=-1),
+            lambda index, gram=gram: take_rows(gram, index.unsqueeze(-1)).squeeze(-2),
+            tolerance=0.0,
+            max_rank=rank,
+        )
         landmarks.append(take_rows(wide, pivots))
         inner = kernel.kernel if isinstance(kernel, PerCoordinate) else kernel
         profiles.append(replace(inner, bandwidth=None, scale=1.0))
@@ -172,13 +179,6 @@ def make_problem(fitted: Fitted, *, rank: int = RANK) -> Problem:
         Values(widths[0], widths[1], *ridges),
         (landmarks[0], landmarks[1]),
     )
-
-
-def training_blocks(cut: int) -> list[range]:
-    """Rows 0 .. cut - 1 in blocks of at most UNROLLED."""
-    count = max(FOLDS, -(-cut // UNROLLED))
-    cuts = [round(k * cut / count) for k in range(count + 1)]
-    return [range(a, b) for a, b in pairwise(cuts)]
 
 
 def with_values(problem: Problem, moved: Sequence[Tensor]) -> Fitted:
@@ -205,7 +205,7 @@ def held_out_error(fitted: Fitted) -> Float[Tensor, "*b"]:
     data, block = fitted.data, validation_block(fitted.n)
     early = fitted.without(block)
     total = torch.zeros_like(data.choice.lam)
-    for x, z in pairs_inside(data.x, data.z, data.lengths, block):
+    for x, z in data.inside(block):
         total = total + (early.filtered(x).mean - z).square().sum((-2, -1))
     return total / len(block)
 
@@ -218,16 +218,6 @@ def _better(problem: Problem, kept: list[Tensor]) -> Fitted:
     fitted = with_values(problem, [_where(better, step, 0 * step) for step in kept])
     error = torch.where(better, after, before)
     return fitted.changed(choice=replace(fitted.data.choice, val_mse=error))
-
-
-def _error(problem: Problem, moved: Sequence[Tensor], block: range) -> Float[Tensor, "*b"]:
-    with torch.no_grad():
-        return problem.error(problem.values(moved), block)
-
-
-def _shared(width: Tensor) -> Tensor:
-    """A step for each coordinate, one for all where there are many (images)."""
-    return width[..., :1] if width.shape[-1] > FEW_COORDINATES else width
 
 
 def _where(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

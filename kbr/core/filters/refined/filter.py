@@ -13,11 +13,10 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.base import TrainableFilter
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult, Moments
-from kbr.core.filters.kernel.choice import Choice
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.held_out import Correction, measured
-from kbr.core.filters.kernel.search import Progress
+from kbr.core.filters.kernel.search import Choice, Progress
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import member
 from kbr.core.filters.kernel.validation import FOLDS

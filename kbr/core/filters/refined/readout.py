@@ -9,11 +9,12 @@ from torch import Tensor
 from kbr.core.filters.belief import KernelFilterResult
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.validation import even_blocks, pairs_inside, validation_block
+from kbr.core.filters.kernel.validation import even_blocks, validation_block
 from kbr.core.inputs import check_positive
 from kbr.core.kernels import FEW_COORDINATES
 from kbr.core.linalg import ridge_solve
 
+Mean = Float[Tensor, "*s dz"]
 RIDGE = 1.0  # in steps: columns are scaled to a mean square of one
 
 
@@ -31,12 +32,8 @@ class Readout:
     uses_x: bool
 
     def __call__(
-        self,
-        mean: Float[Tensor, "*s dz"],
-        predicted: Float[Tensor, "*s dz"],
-        x: Float[Tensor, "*s dx"],
-        evidence: Bool[Tensor, "*s"],
-    ) -> Float[Tensor, "*s dz"]:
+        self, mean: Mean, predicted: Mean, x: Tensor, evidence: Bool[Tensor, "*s"]
+    ) -> Mean:
         """Corrected means; where there was no evidence the prediction stands as it is."""
         rows = design(mean, predicted, x if self.uses_x else x[..., :0])
         batch = self.coefficients.shape[:-2]
@@ -98,7 +95,12 @@ def _coefficients(fitted: Fitted, ridge: float, *, uses_x: bool) -> Float[Tensor
     """The regression on all of the filter's steps, each block filtered by the others' operators."""
     blocks = even_blocks(fitted.n)
     parts = [_missed(fitted, fitted.without(block), block, uses_x=uses_x) for block in blocks]
-    return _regress(parts, ridge)
+    rows, missed = (torch.cat(tensors, -2) for tensors in zip(*parts, strict=True))
+    size = rows.square().mean(-2, keepdim=True).sqrt()  # columns are scaled to a mean square of one
+    size = torch.where(size > 0, size, torch.ones_like(size))
+    scaled = rows / size
+    solved = ridge_solve(scaled.mT @ scaled, scaled.mT @ missed, ridge=ridge, name="ridge")
+    return solved / size.mT
 
 
 def _missed(
@@ -106,20 +108,10 @@ def _missed(
 ) -> tuple[Float[Tensor, "*b t c"], Float[Tensor, "*b t dz"]]:
     """Rows of the design and what means miss on a block, filtered by operators of the rest."""
     designs, missed, data = [], [], fitted.data
-    for x, z in pairs_inside(data.x, data.z, data.lengths, block):
+    for x, z in data.inside(block):
         result = rest.filtered(x)
         there = result.evidence.unsqueeze(-1)
         before = predicted_means(rest.operators, result)
         designs.append(design(result.mean, before, x if uses_x else x[..., :0]) * there)
         missed.append((z - result.mean) * there)
     return torch.cat(designs, -2), torch.cat(missed, -2)
-
-
-def _regress(parts: list[tuple[Tensor, Tensor]], ridge: float) -> Float[Tensor, "*b c dz"]:
-    """Ridge regression with columns scaled to a mean square of one."""
-    rows, missed = (torch.cat(tensors, -2) for tensors in zip(*parts, strict=True))
-    size = rows.square().mean(-2, keepdim=True).sqrt()
-    size = torch.where(size > 0, size, torch.ones_like(size))
-    scaled = rows / size
-    solved = ridge_solve(scaled.mT @ scaled, scaled.mT @ missed, ridge=ridge, name="ridge")
-    return solved / size.mT
