@@ -103,8 +103,11 @@ class MomentsTable:
 
     def mean(self, moments: Float[Tensor, "*e c"]) -> Float[Tensor, "*e dz"]:
         """Math: sum_i w_i z_i, whatever the weights sum to."""
-        dz = self.centre.shape[-1]
-        return moments[..., 1 : 1 + dz] + moments[..., :1] * self._wide(moments)
+        *batch, dz = self.centre.shape
+        centre, extra = self.centre, moments.ndim - self.centre.ndim
+        if batch and extra:
+            centre = centre.reshape(*batch, *(1,) * extra, dz)
+        return moments[..., 1 : 1 + dz] + moments[..., :1] * centre
 
     def mean_cov(self, moments: Float[Tensor, "*e c"]) -> Moments:
         """Mean as it is; covariance with the weights scaled to sum to one, no eigenvalue < 0."""
@@ -114,14 +117,6 @@ class MomentsTable:
         second = moments[..., 1 + dz :].reshape(*away.shape, dz) / mass.unsqueeze(-1)
         cov = positive_part(second - away.unsqueeze(-1) * away.unsqueeze(-2))
         return self.mean(moments), cov
-
-    def _wide(self, moments: Tensor) -> Tensor:
-        batch = self.centre.ndim - 1
-        extra = moments.ndim - self.centre.ndim
-        if batch == 0 or extra == 0:
-            return self.centre
-        shape = self.centre.shape
-        return self.centre.reshape(*shape[:batch], *(1,) * extra, shape[-1])
 
 
 @dataclass(frozen=True, eq=False, repr=False)

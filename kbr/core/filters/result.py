@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+Means = Float[Tensor, "*s t dz"]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FilterResult:
@@ -19,7 +21,7 @@ class FilterResult:
     effective_sample_size   None for filters without weights.
     """
 
-    mean: Float[Tensor, "*s t dz"]
+    mean: Means
     cov: Float[Tensor, "*s t dz dz"]
     evidence: Bool[Tensor, "*s t"]
     effective_sample_size: Float[Tensor, "*s t"] | None = None
@@ -45,9 +47,7 @@ class FilterResult:
         return self.cov.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
 
 
-def mean_squared_error(
-    mean: Float[Tensor, "*s t dz"], truth: Float[Tensor, "*s t dz"]
-) -> Float[Tensor, "*s"]:
+def mean_squared_error(mean: Means, truth: Means) -> Float[Tensor, "*s"]:
     """Squared Euclidean distance, summed over coordinates, averaged over time."""
     return (mean - truth).square().sum(-1).mean(-1)
 

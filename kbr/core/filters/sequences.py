@@ -56,7 +56,6 @@ def pieces_inside(lengths: Sequence[int], block: range) -> list[tuple[int, int]]
 
 
 def _bounds(lengths: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """(start, stop) rows of every sequence."""
     return pairwise(accumulate(lengths, initial=0))
 
 
@@ -77,9 +76,9 @@ def training_sequences(
     shapes = {part[2] for part in parts}
     if len(shapes) != 1:
         raise KbrError(f"all sequences need observations of one shape; got {sorted(shapes)}.")
-    joined_x = parts[0][0] if one else torch.cat([part[0] for part in parts], -2)
-    joined_z = parts[0][1] if one else torch.cat([part[1] for part in parts], -2)
-    return joined_x, joined_z, [part[1].shape[-2] for part in parts], shapes.pop()
+    xs, zs, _ = zip(*parts, strict=True)
+    whole_x, whole_z = (rows[0] if one else torch.cat(rows, -2) for rows in (xs, zs))
+    return whole_x, whole_z, [z.shape[-2] for z in zs], shapes.pop()
 
 
 def _sequences(x: Any, z: Any) -> list[tuple[Any, Any]]:
@@ -92,7 +91,8 @@ def _sequences(x: Any, z: Any) -> list[tuple[Any, Any]]:
     if not any(arrays):
         return [(x, z)]
     lengths = [[_length(item) for item in v] for v in (x, z)]
-    flat = all(_is_flat(item) for v in (x, z) for item in v) and len(set(lengths[0])) == 1
+    flat = all(getattr(item, "ndim", 1) == 1 for v in (x, z) for item in v)
+    flat = flat and len(set(lengths[0])) == 1
     if len(x) > 1 and lengths[0] == lengths[1] and (flat or not all(arrays)):
         raise KbrError(
             f"x and z are lists of {len(x)} items that could be rows or sequences. Pass one "
@@ -116,10 +116,6 @@ def _sequences(x: Any, z: Any) -> list[tuple[Any, Any]]:
 def _is_array(item: object) -> bool:
     """Arrays, tensors and what numpy makes one of (tables), but no single numbers."""
     return hasattr(item, "__array__") and getattr(item, "ndim", 0) > 0
-
-
-def _is_flat(item: object) -> bool:
-    return getattr(item, "ndim", 1) == 1
 
 
 def _length(item: object) -> int:

@@ -92,7 +92,8 @@ def _units(
         fit = wide or any(marks)
         scaling = Scaling.fit(values, marks, turn, batch=batch, standardize=wide) if fit else None
         scalings.append(scaling or Scaling.none(values))
-    return Units(*scalings, names[0], names[1], labels=names[1], max_gap=gap)
+    scale_x, scale_z = scalings
+    return Units(scale_x, scale_z, names[0], names[1], labels=names[1], max_gap=gap)
 
 
 def _numbered(letter: str, count: int) -> tuple[str, ...]:

@@ -110,7 +110,6 @@ def _sample_size(weights: Float[Tensor, "*s n"]) -> Float[Tensor, "*s"]:
 def _moments(
     z: Float[Tensor, "*s n dz"], weights: Float[Tensor, "*s n"]
 ) -> tuple[Float[Tensor, "*s dz"], Float[Tensor, "*s dz dz"]]:
-    """Mean and covariance of weighted particles."""
     mean = (weights.unsqueeze(-2) @ z).squeeze(-2)
     centred = z - mean.unsqueeze(-2)
     return mean, centred.mT @ (weights.unsqueeze(-1) * centred)

@@ -102,7 +102,6 @@ class StateSpaceModel:
         return torch.where(finite, tensor, torch.zeros_like(tensor)), observed
 
     def draw_initial(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
-        """Samples of z_1, [*shape dz]."""
         want = (*shape, self.initial_mean.shape[0])
         if self.sample_initial is not None:
             draw = self.sample_initial(shape, generator).to(self.initial_mean)

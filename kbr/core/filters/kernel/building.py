@@ -74,8 +74,10 @@ class Builder:
 
     def measured(self, x: Observed, z: Latents) -> "Builder":
         """The same for features of these points at many scales: their medians are found once."""
-        pairs = ((self.rule.kernel_x, x), (self.rule.kernel_z, z))
-        medians = (median_distance(rows) if _by_median(kernel) else None for kernel, rows in pairs)
+        medians: list[Tensor | None] = []
+        for kernel, rows in ((self.rule.kernel_x, x), (self.rule.kernel_z, z)):
+            by_median = is_free(kernel) and type(kernel).fit is Kernel.fit  # as kernels have it
+            medians.append(median_distance(rows) if by_median else None)
         return replace(self, medians=tuple(medians))
 
     def of_members(self, members: Tensor) -> "Builder":
@@ -88,15 +90,12 @@ class Builder:
         return max(ETA_BOUNDS[0], self.least_eta), ETA_BOUNDS[1]
 
     def latents(self, z: Latents, scale: Scale, tolerance: float) -> Features:
-        """Features Phi of the training latents."""
         return _fit(self.latent_map(scale, tolerance), z)
 
     def latent_map(self, scale: Scale, tolerance: float) -> FeatureMap:
-        """What is fitted to the latents."""
         return _scaled(self.rule.kernel_z, scale, tolerance, self.medians[1])
 
     def observation_map(self, scale: Scale, tolerance: float) -> FeatureMap:
-        """What is fitted to the observations."""
         return _scaled(self.rule.kernel_x, scale, tolerance, self.medians[0])
 
     def fitted_kernels(
@@ -178,11 +177,6 @@ class Builder:
         if isinstance(self.rule.ratio, TransitionRatio):
             return KnownOperators.of(self.rule, update, z)
         return dense_operators(self.rule, update, latents, z, lengths, **ridges)
-
-
-def _by_median(kernel: Kernel | FeatureMap) -> bool:
-    """Whether the bandwidth will be a multiple of the median distance, as kernels have it."""
-    return is_free(kernel) and type(kernel).fit is Kernel.fit
 
 
 def _scaled(

@@ -9,12 +9,12 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.landmarks import choose_landmarks
-from kbr.core.filters.kernel.novelty import Reach, nearest_squared, reach_of
+from kbr.core.filters.kernel.novelty import reach_of
 from kbr.core.filters.kernel.operators import FilterRatio
-from kbr.core.filters.kernel.settings import Settings
 from kbr.core.filters.kernel.storage import Compression, pack, unpack
 from kbr.core.filters.result import mean_squared_error
 from kbr.core.io.memory import check_memory
+from kbr.core.kernels import squared_distances
 
 
 def compressed(fitted: Fitted, n_landmarks: int) -> Fitted:
@@ -37,27 +37,22 @@ def compressed(fitted: Fitted, n_landmarks: int) -> Fitted:
         device=data.z.device,
     )
     scales = (choice.scale_x, choice.scale_z)
-    kernel_x, kernel_z = Builder(fitted.settings).fitted_kernels(data.x, data.z, scales)
-    kept, landmarks = choose_landmarks(
-        kernel_x,
-        kernel_z,
-        data.x.to(torch.float64),
-        data.z,
-        data.lengths,
-        n_landmarks=n_landmarks,
-        eta=float(choice.eta),
-        lam_transition=float(choice.lam_transition),
-    )
+    kernels = Builder(fitted.settings).fitted_kernels(data.x, data.z, scales)
+    ridges = {"eta": float(choice.eta), "lam_transition": float(choice.lam_transition)}
+    kept, landmarks = choose_landmarks(kernels, data, n_landmarks, **ridges)
+    # How far from the landmarks alone an observation may lie: they are fewer anchors.
+    few = reach_of(data.x[kept], data.x[:0], len(kept)).anchors
+    farthest = squared_distances(fitted.reach.anchors, few).amin(-1).amax(-1)
     small = replace(
         data,
         x=data.x[kept],
         z=data.z[kept],
         lengths=[len(kept)],
         landmarks=landmarks,
-        reach=_limit(fitted.reach, data.x[kept]),
+        reach=(fitted.reach.limit.sqrt() + farthest.sqrt()).square(),
     )
-    rule = replace(fitted.settings.rule, kernel_x=kernel_x, kernel_z=kernel_z)
-    settings = Settings(**{**fitted.settings.values, "rule": rule})
+    rule = replace(fitted.settings.rule, kernel_x=kernels[0], kernel_z=kernels[1])
+    settings = replace(fitted.settings, rule=rule)
     return Fitted.build(settings, unpack(pack(small)))  # rounded as a file holds them
 
 
@@ -69,10 +64,3 @@ def with_cost(small: Fitted, before: Fitted, x: Tensor, z: Tensor) -> Fitted:
         mean, _ = scaling.undo(result.mean, result.cov)
         errors.append(float(mean_squared_error(mean, scaling.nearest(z, mean))))
     return small.changed(compression=Compression(before.operators.n, small.operators.n, *errors))
-
-
-def _limit(reach: Reach, landmarks: Tensor) -> Tensor:
-    """How far from the landmarks alone an observation may lie: they are fewer anchors."""
-    few = reach_of(landmarks, landmarks[:0], len(landmarks)).anchors
-    farthest = nearest_squared(reach.anchors, few).amax(-1)
-    return (reach.limit.sqrt() + farthest.sqrt()).square()

@@ -41,7 +41,6 @@ class ExportedStep(nn.Module):
 
     @property
     def size(self) -> int:
-        """Length of the state."""
         return 2 + self.start.state.shape[-1] + self.start.moments.shape[-1]
 
     def forward(

@@ -58,7 +58,6 @@ class KernelBayesFilter(SavedFilter):
 
     @property
     def operators(self) -> Operators:
-        """The fitted operators."""
         return self.fitted.operators
 
     @property
@@ -95,21 +94,12 @@ class KernelBayesFilter(SavedFilter):
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         self._fitted = measured(self.learned(data, progress=progress))
 
-    def learned(
-        self,
-        data: TrainingData,
-        *,
-        folds: int = 1,
-        space: Space | None = None,
-        progress: Progress | None = None,
-    ) -> Fitted:
+    def learned(self, data: TrainingData, *, space: Space | None = None, **options: Any) -> Fitted:
         """What is fitted to these data, covariances not measured yet.
 
-        Chosen on the whole sequence in several folds, or in another search space, for callers that
-        want that.
+        In another search `space`, and with other `options` of `choose`, for callers that want that.
         """
-        options = {"folds": folds, "space": space, "progress": progress}
-        choice = self._choose(data, scored=space is not None, **options)
+        choice = self._choose(data, scored=space is not None, space=space, **options)
         return Fitted.build(self.settings, FittedData(**vars(data), choice=choice))
 
     def tune(self, x: Any, z: Any) -> Choice:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from kbr.core.errors import KbrError
@@ -26,7 +25,6 @@ from kbr.core.filters.result import AXES
 from kbr.core.units.units import Units
 
 Latents = Callable[[Tensor], Tensor]  # features of latents
-Sequences = tuple[Tensor, Bool[Tensor, "*b s t"], Bool[Tensor, "*b s t"], tuple[int, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +83,6 @@ class Fitted:
 
     @property
     def n(self) -> int:
-        """The number of training pairs that are kept."""
         return self.data.z.shape[-2]
 
     def changed(self, **parts: Any) -> "Fitted":
@@ -98,22 +95,18 @@ class Fitted:
 
     def filtered(self, x: Tensor) -> KernelFilterResult:
         """Inner beliefs at observations x [*b *s T ...]."""
-        query, seen, familiar, sequences = self._sequences(x)
-        result = run_filter(self.operators, query, self._lam(query), seen, familiar)
-        return _reshaped(result, sequences)
+        query, *flags, sequences = self._sequences(x)
+        lam = self.lam.expand(query.shape[:-2])
+        return _reshaped(run_filter(self.operators, query, lam, *flags), sequences)
 
     def smoothed(self, x: Tensor) -> KernelFilterResult:
         """Inner beliefs given the whole of every sequence."""
-        query, seen, familiar, sequences = self._sequences(x)
-        backward = self.data.choice.lam_transition
-        result = run_smoother(self.operators, query, self._lam(query), backward, seen, familiar)
-        return _reshaped(result, sequences)
+        query, *flags, sequences = self._sequences(x)
+        lam, backward = self.lam.expand(query.shape[:-2]), self.data.choice.lam_transition
+        return _reshaped(run_smoother(self.operators, query, lam, backward, *flags), sequences)
 
-    def _lam(self, query: Tensor) -> Tensor:
-        return self.lam.expand(query.shape[:-2])
-
-    def _sequences(self, x: Tensor) -> Sequences:
-        """Coordinates of observations [*b s t c], which are there, which are familiar, and s."""
+    def _sequences(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
+        """Coordinates of observations [*b s t c], which are there, are familiar [*b s t], and s."""
         batch, shape = tuple(self.data.z.shape[:-2]), self.data.shape
         lead = tuple(x.shape[: x.ndim - len(shape)])
         short = len(lead) < len(batch) + 1

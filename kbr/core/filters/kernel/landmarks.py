@@ -5,7 +5,7 @@ pairs with masses c give the same averages, and a step then costs what it costs 
 The dynamics are estimated from all the data and kept as a small matrix.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.kernel.engine import State, Update, Weights
 from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.filters.kernel.step import Operators, Step
+from kbr.core.filters.sequences import Sequences
 from kbr.core.kernels import Gaussian, Kernel, Linear
 from kbr.core.linalg import pivoted_cholesky, ridge_cholesky
 from kbr.core.rules import Rule
@@ -127,13 +128,10 @@ def landmark_operators(
 
 
 def choose_landmarks(
-    kernel_x: Kernel,
-    kernel_z: Kernel,
-    x: Float[Tensor, "n dx"],
-    z: Float[Tensor, "n dz"],
-    lengths: Sequence[int],
-    *,
+    kernels: tuple[Kernel, Kernel],
+    data: Sequences,
     n_landmarks: int,
+    *,
     eta: float,
     lam_transition: float,
 ) -> tuple[Int[Tensor, "m"], Landmarks]:
@@ -143,10 +141,11 @@ def choose_landmarks(
     """
     if n_landmarks < 2:
         raise KbrError(f"n_landmarks must be at least 2; got {n_landmarks}.")
-    n = z.shape[-2]
+    x, z, (_, kernel_z) = data.x.to(torch.float64), data.z, kernels
+    n = len(z)
     wide_x, wide_z = (  # a linear kernel would tell pairs too little apart
         Gaussian().fit(points) if isinstance(kernel, Linear) else kernel
-        for kernel, points in ((kernel_x, x), (kernel_z, z))
+        for kernel, points in zip(kernels, (x, z), strict=True)
     )
 
     def column(index: Tensor) -> Tensor:
@@ -172,7 +171,7 @@ def choose_landmarks(
     kept = kept[order]
     mass, points = (t.to(torch.float32).to(torch.float64) for t in (mass[order], z[kept]))
     mass = mass / mass.sum()
-    early, late = (rows.to(z.device) for rows in transition_pairs(lengths))
+    early, late = (rows.to(z.device) for rows in transition_pairs(data.lengths))
     span = _Span(kernel_z, points[: few.shape[-1]], points, mass)
     before = _lower_solve(span.root(lam_transition, "lam_transition"), span(z[early]).mT)
     after = _lower_solve(span.root(eta, "eta"), span(z[late]).mT)

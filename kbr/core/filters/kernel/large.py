@@ -8,10 +8,10 @@ alone, which choose as well.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
@@ -24,6 +24,7 @@ from kbr.core.filters.sequences import Sequences, lengths_outside
 from kbr.core.io.memory import check_memory
 from kbr.core.tables import blocks
 
+Mixing = Callable[[Tensor], Tensor]
 LARGE = 20_000  # points above which a filter is built here
 RECENT = 10_000  # last points on which hyper-parameters are chosen
 SUBSET = 20_000  # evenly spaced points among which pivots are found
@@ -56,7 +57,7 @@ def tuning_part(builder: Builder, data: Sequences) -> tuple[Builder, Sequences]:
     if not is_large(n):
         return builder, data
     builder = replace(builder, least_lam=SMALLEST_LAM, least_eta=SMALLEST_ETA)
-    return builder, data.outside(range(n - RECENT))
+    return builder, data.outside(range(max(n - RECENT, 0)))
 
 
 def large_operators(
@@ -94,7 +95,7 @@ def large_operators(
     observed, note_x = _pivots(map_x, x, limit=OBSERVATION_RANK, name="x")
     mixer = _mixer(engine, observed, lam)
     columns = latents.train.shape[-1] + observed.train.shape[-1]
-    columns += 0 if mixer is None else mixer.pivots.shape[-2]
+    columns += 0 if mixer is None else mixer[0].shape[-2]
     trials = math.prod(batch)
     check_memory(
         trials * n * _row_bytes(columns),
@@ -144,47 +145,41 @@ def _pivots(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Mixer:
+def _mixer(engine: str, observed: Features, lam: float) -> tuple[Tensor, Mixing] | None:
     """Pivots of the squared Gram matrix, and the mixing of any point over them.
 
     Math: T(x) = K_qq^-1 k(q, x)^2 with K_qq the pivots' squared Gram matrix = triangle triangle'.
+    None where the pivots are not few enough for compression to pay.
     """
-
-    pivots: Float[Tensor, "*b q d"]
-    triangle: Float[Tensor, "*b q q"]
-    used: Bool[Tensor, "*b q"]
-
-    def __call__(self, psi: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m q"]:
-        squared = (self.pivots @ psi.mT).square() * self.used.unsqueeze(-1)
-        return torch.cholesky_solve(squared, self.triangle).mT
-
-
-def _mixer(engine: str, observed: Features, lam: float) -> Mixer | None:
-    """The compression of the update, where its pivots are few enough to pay."""
     if engine == "low_rank" or (engine == "auto" and lam < SMALLEST_LAM):
         return None
     limit = None if engine == "compressed" else COMPRESSED_RANK + 1
     psi = observed.train.to(torch.float64)
-    factor, pivots = square_pivots(psi, tolerance=max(1e-9, 1e-3 * lam**2), max_rank=limit)
-    if limit is not None and pivots.shape[-1] == limit:
+    factor, rows = square_pivots(psi, tolerance=max(1e-9, 1e-3 * lam**2), max_rank=limit)
+    if limit is not None and rows.shape[-1] == limit:
         return None
-    return Mixer(take_rows(psi, pivots).contiguous(), *pivot_triangle(factor, pivots))
+    pivots, (triangle, used) = take_rows(psi, rows).contiguous(), pivot_triangle(factor, rows)
+
+    def mixing(some: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m q"]:
+        squared = (pivots @ some.mT).square() * used.unsqueeze(-1)
+        return torch.cholesky_solve(squared, triangle).mT
+
+    return pivots, mixing
 
 
-def _update(observed: Features, mixer: Mixer | None, x: Float[Tensor, "*b n dx"]) -> Update:
+def _update(observed: Features, mixer: tuple[Tensor, Mixing] | None, x: Tensor) -> Update:
     """The update with its tables of features, and of mixing where it is compressed."""
     *batch, n, _ = x.shape
+    pivots, mix = (None, None) if mixer is None else mixer
     psi = x.new_empty(*batch, n, observed.train.shape[-1], dtype=STORED)
-    pivots = 0 if mixer is None else mixer.pivots.shape[-2]
-    mixing = x.new_empty(*batch, n, pivots, dtype=STORED)
+    mixing = x.new_empty(*batch, n, 0 if pivots is None else pivots.shape[-2], dtype=STORED)
     for rows in blocks(n):
         some = observed(x[..., rows, :].to(torch.float64))
         psi[..., rows, :] = some
-        if mixer is not None:
-            mixing[..., rows, :] = mixer(some)
+        if mix is not None:
+            mixing[..., rows, :] = mix(some)
     features = replace(observed, train=psi)
-    return LowRank(features) if mixer is None else Compressed(features, mixing, mixer.pivots)
+    return LowRank(features) if pivots is None else Compressed(features, mixing, pivots)
 
 
 def _latent_table(

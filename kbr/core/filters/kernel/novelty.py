@@ -31,7 +31,7 @@ class Reach:
         if x.shape[-2] == 1 and x.shape[-1] <= FEW_COORDINATES:  # a step of a stream
             distance: Tensor = torch.linalg.vector_norm(self.anchors - x, dim=-1)
             return distance.amin(-1, keepdim=True) <= self.radius
-        return nearest_squared(x, self.anchors) <= self.limit.unsqueeze(-1)
+        return squared_distances(x, self.anchors).amin(-1) <= self.limit.unsqueeze(-1)
 
 
 def reach_of(
@@ -41,15 +41,9 @@ def reach_of(
     anchors, early = (_evenly(part).double() for part in (x, x[..., :n_before, :]))
     limit = (anchors - anchors.mean(-2, keepdim=True)).square().sum(-1).mean(-1)
     if held_out.shape[-2]:
-        farthest = nearest_squared(held_out.double(), early).amax(-1)
+        farthest = squared_distances(held_out.double(), early).amin(-1).amax(-1)
         limit = torch.maximum(limit, BEYOND**2 * farthest)
     return Reach(anchors.contiguous(), limit)
-
-
-def nearest_squared(
-    x: Float[Tensor, "*b q dx"], anchors: Float[Tensor, "*b m dx"]
-) -> Float[Tensor, "*b q"]:
-    return squared_distances(x, anchors).amin(-1)
 
 
 def _evenly(points: Float[Tensor, "*b n dx"]) -> Float[Tensor, "*b m dx"]:

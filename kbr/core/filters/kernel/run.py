@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult
-from kbr.core.filters.kernel.engine import Flags, Ridge, State, Weights
+from kbr.core.filters.kernel.engine import Ridge, State, Weights
 from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.rules import normalize_ratio, normalized
 from kbr.core.tables import blocks
@@ -20,19 +20,15 @@ NUMBERS = 20_000_000  # ratios at once when smoothing: 160 MB
 
 
 def run_filter(
-    operators: Operators,
-    query: Queries,
-    lam: Ridge,
-    seen: FlagsInTime | None = None,
-    familiar: FlagsInTime | None = None,
+    operators: Operators, query: Queries, lam: Ridge, *flags: FlagsInTime
 ) -> KernelFilterResult:
     """Filter every sequence from the uniform start; `query` holds the observations' coordinates.
 
-    Those that are not `seen`, or not `familiar`, are no evidence. None: all are.
+    `flags`: which were seen, and which are familiar; others are no evidence. None given: all are.
     """
     now, steps = operators.start(query.shape[-3]), []
     for t, x in enumerate(query.unbind(-2)):
-        now = operators.step(now, x, lam, _at(seen, t), _at(familiar, t))
+        now = operators.step(now, x, lam, *(flag[..., t] for flag in flags))
         steps.append(_summary(now))
     return _result(operators, steps)
 
@@ -56,8 +52,7 @@ def run_smoother(
     query: Queries,
     lam: Ridge,
     lam_transition: Float[Tensor, "*b"],
-    seen: FlagsInTime | None = None,
-    familiar: FlagsInTime | None = None,
+    *flags: FlagsInTime,
 ) -> KernelFilterResult:
     """Beliefs given the whole sequence: a filter forwards, one backwards, and one update of both.
 
@@ -67,13 +62,12 @@ def run_smoother(
     Ref:  Bresler 1986 (two-filter smoothing), here with learned ratios in place of densities.
     """
     backwards = operators.reverse(lam_transition)
-    past = run_filter(operators, query, lam, seen, familiar)
-    turned = (None if there is None else there.flip(-1) for there in (seen, familiar))
-    future = run_filter(backwards, query.flip(-2), lam, *turned)
+    past = run_filter(operators, query, lam, *flags)
+    future = run_filter(backwards, query.flip(-2), lam, *(flag.flip(-1) for flag in flags))
     steps = []
     for t, ratio in enumerate(_both(operators, backwards, past, future)):
         r = normalize_ratio(operators.weigh(ratio))
-        now = operators.posterior(r, query[..., t, :], lam, _at(seen, t), _at(familiar, t))
+        now = operators.posterior(r, query[..., t, :], lam, *(flag[..., t] for flag in flags))
         weights = normalized(*now, r / operators.n)
         steps.append(_summary(operators.belief(weights, evidence=past.evidence[..., t])))
     return _result(operators, steps)
@@ -93,10 +87,6 @@ def _result(operators: Operators, steps: list[Summary]) -> KernelFilterResult:
     sizes = (moments[..., 0] / norms.clamp_min(torch.finfo(norms.dtype).tiny)).square()
     mean, cov = operators.readout.mean_cov(moments)
     return KernelFilterResult(mean, cov, evidence, sizes, states=states)
-
-
-def _at(flags: FlagsInTime | None, t: int) -> Flags | None:
-    return None if flags is None else flags[..., t]
 
 
 def _both(

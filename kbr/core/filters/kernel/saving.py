@@ -56,7 +56,6 @@ class SavedFilter(Settings, TrainableFilter):
 
     @property
     def settings(self) -> Settings:
-        """The settings alone."""
         return Settings(**self.values)
 
     @classmethod
@@ -67,7 +66,6 @@ class SavedFilter(Settings, TrainableFilter):
         return filt
 
     def to(self: AnyFilter, device: str | torch.device) -> AnyFilter:
-        """The same filter on another device."""
         return self.of(Fitted.build(self.settings, self.fitted.data.to(device)))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -20,7 +20,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Bounds = tuple[float, float]
-Row = Callable[[Float[Tensor, "m l"]], Float[Tensor, "m w l"]]  # errors at lam, for every width
+Each = Float[Tensor, "m"]  # a number for each data set
+Lams = Float[Tensor, "m l"]
+Row = Callable[[Lams], Float[Tensor, "m w l"]]  # errors at lam, for every width
 RowOf = Callable[[Int[Tensor, "m"], float], Row]  # of some data sets, at a scale
 Progress = Callable[[Iterable["Trial"]], Iterable["Trial"]]
 
@@ -133,9 +135,7 @@ class Best:
             mine[rows] = torch.where(better, new, mine[rows])
 
 
-def search(
-    row_of: RowOf, space: Space, like: Float[Tensor, "m"], progress: Progress | None = None
-) -> Best:
+def search(row_of: RowOf, space: Space, like: Each, progress: Progress | None = None) -> Best:
     """The best scale, width and lam of each of m data sets."""
     best = Best(
         torch.full_like(like, torch.inf),
@@ -188,15 +188,13 @@ def _trials(space: Space, best: Best) -> Iterator[Trial]:
     yield from _by_scale(above, (middle >= start) & (above <= highest), 0.0)
 
 
-def _by_scale(scale: Float[Tensor, "m"], needed: Bool[Tensor, "m"], gain: float) -> Iterator[Trial]:
+def _by_scale(scale: Each, needed: Bool[Tensor, "m"], gain: float) -> Iterator[Trial]:
     """A trial for each of the scales: a small one has a high rank, and costs the most."""
     for value in sorted(set(scale[needed].tolist())):
         yield Trial((needed & (scale == value)).nonzero().squeeze(-1), value, gain)
 
 
-def _best_of_row(
-    row: Row, lams: Float[Tensor, "m l"], space: Space, scale: float, known: Float[Tensor, "m"]
-) -> Best:
+def _best_of_row(row: Row, lams: Lams, space: Space, scale: float, known: Each) -> Best:
     """The best width and lam at a scale, with further lams where they may pay."""
     error, width, lam = _least(row, lams)
     best = Best(error, torch.full_like(error, scale), lam, width)
@@ -218,7 +216,7 @@ def _best_of_row(
         best.take(moved, Best(error, best.scale[moved], lam, width), GAIN)
 
 
-def _least(row: Row, lam: Float[Tensor, "m l"]) -> tuple[Tensor, Tensor, Tensor]:
+def _least(row: Row, lam: Lams) -> tuple[Tensor, Tensor, Tensor]:
     """Least error of a row, the width's number and lam; errors that are not finite do not count."""
     errors = _finite(row(lam))
     width = errors.amin(-1).argmin(-1)

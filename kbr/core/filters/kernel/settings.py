@@ -59,7 +59,6 @@ class Settings:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Every setting by its name."""
         return {name: getattr(self, name) for name in SETTINGS}
 
     @property
@@ -70,12 +69,10 @@ class Settings:
 
     @property
     def tried_widths(self) -> tuple[float, ...]:
-        """Widths of x over z."""
         return tuple(self.widths) if is_free(self.rule.kernel_x) else (1.0,)
 
     @property
     def standardized(self) -> tuple[bool, bool]:
-        """Whether x and z are standardised."""
         if self.standardize is not None:
             return self.standardize, self.standardize
         known = isinstance(self.rule.ratio, TransitionRatio)  # a model in the units of z

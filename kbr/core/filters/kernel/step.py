@@ -17,6 +17,8 @@ from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.kernel.engine import Flags, Query, Ridge, State, Update, Weights
 from kbr.core.rules import NEGLIGIBLE, Rule, has_evidence, normalize_ratio, normalized
 
+Told = Flags | None  # of every sequence; None: true of all
+
 
 @dataclass(frozen=True, eq=False)
 class Step:
@@ -108,12 +110,7 @@ class Operators(ABC):
         return ratio
 
     def step(
-        self,
-        now: Step,
-        query: Query,
-        lam: Ridge,
-        seen: Flags | None = None,
-        familiar: Flags | None = None,
+        self, now: Step, query: Query, lam: Ridge, seen: Told = None, familiar: Told = None
     ) -> Step:
         """The belief after one more observation; the prediction where it tells nothing.
 
@@ -138,7 +135,7 @@ class Operators(ABC):
         return self._kept(self.belief(weights, evidence=usable), total, keep, prediction)
 
     def posterior(
-        self, r: Weights, query: Query, lam: Ridge, *conditions: Flags | None
+        self, r: Weights, query: Query, lam: Ridge, *conditions: Told
     ) -> tuple[Weights, Ridge, Flags]:
         """Weights as the rule gives them, their total, and whether they are evidence."""
         weights = self.update.weights(self.rule, r, query, lam)

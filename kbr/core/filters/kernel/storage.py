@@ -17,6 +17,7 @@ from kbr.core.units.units import Units
 
 KIND = "kbr.kernel_filter"  # of files written by KernelBayesFilter.save
 RUN_KIND = "kbr.kernel"  # of a run's checkpoint: a batch of filters, one for each trial
+BROKEN = (AssertionError, LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,6 @@ class FittedData(Sequences):
     units: Units | None = None  # None: numbers as they are
 
     def to(self, device: str | torch.device) -> "FittedData":
-        """The same on another device."""
 
         def moved(value: Any) -> Any:
             if isinstance(value, Choice | Landmarks):
@@ -129,7 +129,7 @@ def unpack(content: object) -> FittedData:
         )
     except KbrError:
         raise
-    except (AssertionError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except BROKEN as error:
         raise KbrError(
             "the file's filter is incomplete or its parts do not fit together "
             f"({type(error).__name__}: {error}). Save it again with kbr."

@@ -137,7 +137,13 @@ def descend(fitted: Fitted, *, steps: int = 30, rate: float = 0.1, patience: int
         waited = 0 if bool(better.any()) else waited + 1
         if waited >= patience:
             break
-    return _better(problem, kept)
+    # The moved values where their own filter's validation error fell, else those of the start.
+    still = [torch.zeros_like(step) for step in kept]
+    before, after = (held_out_error(with_values(problem, steps)) for steps in (still, kept))
+    better = after < before
+    refined = with_values(problem, [_where(better, step, 0 * step) for step in kept])
+    error = torch.where(better, after, before)
+    return refined.changed(choice=replace(refined.data.choice, val_mse=error))
 
 
 def make_problem(fitted: Fitted, *, rank: int = RANK) -> Problem:
@@ -162,12 +168,12 @@ def make_problem(fitted: Fitted, *, rank: int = RANK) -> Problem:
         shape = (*wide.shape[:-2], wide.shape[-1])
         widths.append(kernel.widths(wide).squeeze(-2).expand(shape).log())
         gram = kernel(wide, wide)
-        _, pivots = pivoted_cholesky(
-            gram.diagonal(dim1=-2, dim2=-1),
-            lambda index, gram=gram: take_rows(gram, index.unsqueeze(-1)).squeeze(-2),
-            tolerance=0.0,
-            max_rank=rank,
-        )
+
+        def column(index: Tensor, gram: Tensor = gram) -> Tensor:
+            return take_rows(gram, index.unsqueeze(-1)).squeeze(-2)
+
+        diagonal = gram.diagonal(dim1=-2, dim2=-1)
+        _, pivots = pivoted_cholesky(diagonal, column, tolerance=0.0, max_rank=rank)
         landmarks.append(take_rows(wide, pivots))
         inner = kernel.kernel if isinstance(kernel, PerCoordinate) else kernel
         profiles.append(replace(inner, bandwidth=None, scale=1.0))
@@ -208,16 +214,6 @@ def held_out_error(fitted: Fitted) -> Float[Tensor, "*b"]:
     for x, z in data.inside(block):
         total = total + (early.filtered(x).mean - z).square().sum((-2, -1))
     return total / len(block)
-
-
-def _better(problem: Problem, kept: list[Tensor]) -> Fitted:
-    """The filter of the moved values where its own validation error fell, else of the start's."""
-    still = [torch.zeros_like(step) for step in kept]
-    before, after = (held_out_error(with_values(problem, steps)) for steps in (still, kept))
-    better = after < before
-    fitted = with_values(problem, [_where(better, step, 0 * step) for step in kept])
-    error = torch.where(better, after, before)
-    return fitted.changed(choice=replace(fitted.data.choice, val_mse=error))
 
 
 def _where(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

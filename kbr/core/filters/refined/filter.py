@@ -90,7 +90,6 @@ class RefinedFilter(TrainableFilter):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one observation."""
         return self.kernel_filter.shape
 
     @property
@@ -143,7 +142,6 @@ class RefinedFilter(TrainableFilter):
         return _refined(ahead, self.kernel_filter.operators.readout.mean(ahead.moments))
 
     def to(self, device: str | torch.device) -> "RefinedFilter":
-        """The same filter on another device."""
         kernel, readout = self._get()
         moved = replace(self)
         if readout is not None:
