@@ -51,18 +51,16 @@ def measured(
     gives what corrects the means of a block. Of very many training points a block is so small a
     part that the filter itself stands for the one without it.
     """
-    if not _can_measure(fitted):
-        return fitted
     rows, lam = [], fitted.data.choice.lam
     for block, operators, pairs in _held_out(fitted, first_too=first_too):
         mend = None if correct is None else correct(block)
         rows.append(filter_rows(operators, lam, pairs, mend))
-    return fitted.changed(calibration=calibrated_rows(fitted.units.z, rows))
+    return fitted.changed(calibration=calibrated_rows(fitted.units.z, rows)) if rows else fitted
 
 
 def smoothing_measured(fitted: Fitted) -> Fitted:
     """The same for smoothed beliefs; what is known already stays."""
-    if fitted.data.smoothing is not None or not _can_measure(fitted):
+    if fitted.data.smoothing is not None or fitted.n < MINIMUM_STEPS:
         return fitted
     known, choice = fitted.data.calibration, fitted.data.choice
     # Held-out steps of more than one block: the first one was fit to be held out too.
@@ -71,16 +69,13 @@ def smoothing_measured(fitted: Fitted) -> Fitted:
         smoother_rows(operators, choice.lam_transition, choice.lam, pairs)
         for _, operators, pairs in _held_out(fitted, first_too=both)
     ]
-    return fitted.changed(smoothing=calibrated_rows(fitted.units.z, rows))
-
-
-def _can_measure(fitted: Fitted) -> bool:
-    """A compressed filter no longer has the steps to hold out."""
-    return fitted.data.landmarks is None and fitted.n >= MINIMUM_STEPS
+    return fitted.changed(smoothing=calibrated_rows(fitted.units.z, rows)) if rows else fitted
 
 
 def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Operators, list[Pair]]]:
     """The validation block, and one as long at the start, with operators of the other steps."""
+    if fitted.data.landmarks is not None or fitted.n < MINIMUM_STEPS:
+        return  # compressed, a filter no longer has the steps to hold out
     data, last = fitted.data, validation_block(fitted.n)
     large = is_large(fitted.n)
     without = None if large else leave_out(Builder(fitted.settings), data, fitted.operators.update)

@@ -13,13 +13,14 @@ no part in later rows.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Bounds = tuple[float, float]
+PerDataSet = Float[Tensor, "*b"]
 Each = Float[Tensor, "m"]  # a number for each data set
 Lams = Float[Tensor, "m l"]
 Row = Callable[[Lams], Float[Tensor, "m w l"]]  # errors at lam, for every width
@@ -46,13 +47,6 @@ class Space:
     scale_bounds: Bounds | None = SCALE_BOUNDS
     lam_bounds: Bounds | None = None
     narrower: float = NARROWER
-
-    def of_observations(self, coordinates: int) -> "Space":
-        """Of images the search begins an octave lower and goes down as readily as up."""
-        if self.scale_bounds is None or coordinates < MANY:
-            return self
-        *narrow, widest = self.scales
-        return replace(self, scales=(*narrow, min(narrow) / 2, widest), narrower=GAIN)
 
     @property
     def is_one_cell(self) -> bool:
@@ -98,12 +92,12 @@ def edges_of(
 class Choice:
     """What is in use for each data set, its validation error, and which edges it lies on."""
 
-    scale_x: Float[Tensor, "*b"]
-    scale_z: Float[Tensor, "*b"]
-    lam: Float[Tensor, "*b"]
-    eta: Float[Tensor, "*b"]
-    lam_transition: Float[Tensor, "*b"]
-    val_mse: Float[Tensor, "*b"]
+    scale_x: PerDataSet
+    scale_z: PerDataSet
+    lam: PerDataSet
+    eta: PerDataSet
+    lam_transition: PerDataSet
+    val_mse: PerDataSet
     edges: tuple[Edge, ...] = ()
 
 
@@ -227,8 +221,8 @@ def _least(row: Row, lam: Lams) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def search_ridge(
-    score: Callable[[Tensor], Float[Tensor, "*b"]], like: Float[Tensor, "*b"], bounds: Bounds
-) -> Float[Tensor, "*b"]:
+    score: Callable[[Tensor], PerDataSet], like: PerDataSet, bounds: Bounds
+) -> PerDataSet:
     """The ridge of the least score: in steps of a decade and a half, then of half a decade."""
     lower, upper = bounds
     count = round(math.log10(upper / lower) / 1.5)

@@ -9,7 +9,7 @@ from kbr.core.features import FeatureMap
 from kbr.core.filters.kernel.engine import ENGINES, Engine
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.operators import FilterRatio
-from kbr.core.filters.kernel.search import START, Space
+from kbr.core.filters.kernel.search import GAIN, MANY, START, Space
 from kbr.core.inputs import check_positive
 from kbr.core.kernels import Kernel, Linear
 from kbr.core.ratios import KuLSIF
@@ -83,10 +83,14 @@ class Settings:
 
         Kernels that have a bandwidth of their own are left alone.
         """
-        start = tuple(value / max(self.tried_widths) for value in START)
-        scales = {"scales": start} if self.scales is None else _just("scale", self.scales)
+        *narrow, widest = (value / max(self.tried_widths) for value in START)
+        scales: dict[str, Any] = {"scales": (*narrow, widest)}
         if not (is_free(self.rule.kernel_x) or is_free(self.rule.kernel_z)):
             scales = _just("scale", (1.0,))
+        elif self.scales is not None:
+            scales = _just("scale", self.scales)
+        elif coordinates >= MANY:  # images: from an octave lower, and down as readily as up
+            scales = {"scales": (*narrow, min(narrow) / 2, widest), "narrower": GAIN}
         usual = self.rule.LAMS
         if self.rule.lam is not None:
             lams = _just("lam", (float(self.rule.lam),))
@@ -96,7 +100,7 @@ class Settings:
             bounds = (max(BELOW * min(usual), least_lam), ABOVE * max(usual))
             tried = tuple(lam for lam in usual if lam >= bounds[0]) or (bounds[0],)
             lams = {"lams": tried, "lam_bounds": bounds}
-        return Space(**scales, **lams).of_observations(coordinates)
+        return Space(**scales, **lams)
 
 
 SETTINGS = tuple(item.name for item in fields(Settings))
