@@ -15,8 +15,8 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.kernel.engine import State, Update, Weights
-from kbr.core.filters.kernel.operators import transition_pairs
-from kbr.core.filters.kernel.step import Operators, Step
+from kbr.core.filters.kernel.operators import FeatureOperators, transition_pairs
+from kbr.core.filters.kernel.step import Step
 from kbr.core.filters.sequences import Sequences
 from kbr.core.kernels import Gaussian, Kernel, Linear
 from kbr.core.linalg import pivoted_cholesky, ridge_cholesky
@@ -49,7 +49,7 @@ class Landmarks:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LandmarkOperators(Operators):
+class LandmarkOperators(FeatureOperators):
     """Filter operators on weighted points.
 
     Math: with white phi = L^-1 phi(z), L L' = C + eta I:  r~ = phi m,  u = phi'w,  m+ = E'u,
@@ -57,23 +57,11 @@ class LandmarkOperators(Operators):
           backwards;  sums over points carry the masses c.
     """
 
-    phi: Float[Tensor, "m p"]
     mass: Float[Tensor, "m"]
-    transition: Float[Tensor, "p p"]
     backward: Float[Tensor, "p p"]
-
-    @property
-    def rank(self) -> int:
-        return self.phi.shape[-1]
 
     def start(self, sequences: int) -> Step:
         return self.belief(self.mass.expand(sequences, self.n), first=True)
-
-    def coordinates(self, weights: Weights) -> State:
-        return weights @ self.phi
-
-    def advance(self, state: State) -> State:
-        return state @ self.transition
 
     def ratio(self, m: State, weights: Callable[[], Weights] | None = None) -> Weights:
         return m @ self.phi.mT

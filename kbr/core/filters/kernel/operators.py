@@ -51,25 +51,11 @@ class LatentSums:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LearnedOperators(Operators):
-    """Beliefs with coordinates u = Phi'w in features of the latents.
-
-    Math: E = (C_prev + lam' I)^-1 C_prev,post;  w+ = Phi_prev (C_prev + lam' I)^-1 u / k.
-    `marginal` is the Cholesky factor of C_ZZ + eta I, `ridged` that of C_prev + lam' I and
-    `transition` is E. Predictions have their weight on the rows `after`, each of which follows one
-    of `before`. `own` is the ratio where it is not KuLSIF's. `notes` say where a kernel's rank was
-    cut, and what to set instead.
-    """
+class FeatureOperators(Operators):
+    """Beliefs with coordinates u = Phi'w in features of the latents; `transition` is E."""
 
     phi: Float[Tensor, "*b n p"]
-    sums: LatentSums
-    marginal: Float[Tensor, "*b p p"]
-    ridged: Float[Tensor, "*b p p"]
     transition: Float[Tensor, "*b p p"]
-    before: Int[Tensor, "k"]
-    after: Int[Tensor, "k"]
-    own: PredictedRatio | None = None
-    notes: tuple[str, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -80,6 +66,25 @@ class LearnedOperators(Operators):
 
     def advance(self, state: State) -> State:
         return state @ self.transition
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LearnedOperators(FeatureOperators):
+    """Operators on all training points.
+
+    Math: E = (C_prev + lam' I)^-1 C_prev,post;  w+ = Phi_prev (C_prev + lam' I)^-1 u / k.
+    `marginal` is the Cholesky factor of C_ZZ + eta I, `ridged` that of C_prev + lam' I. Predictions
+    have their weight on the rows `after`, each of which follows one of `before`. `own` is the ratio
+    where it is not KuLSIF's. `notes` say where a kernel's rank was cut, and what to set instead.
+    """
+
+    sums: LatentSums
+    marginal: Float[Tensor, "*b p p"]
+    ridged: Float[Tensor, "*b p p"]
+    before: Int[Tensor, "k"]
+    after: Int[Tensor, "k"]
+    own: PredictedRatio | None = None
+    notes: tuple[str, ...] = ()
 
     def ratio(self, m: State, weights: Callable[[], Weights] | None = None) -> Weights:
         if self.own is None or weights is None:
@@ -129,7 +134,7 @@ def learned_operators(
     before, after = (rows.to(z.device) for rows in transition_pairs(lengths))
     own = None
     if isinstance(rule.ratio, FilterRatio):
-        own = rule.ratio.for_filter(phi, torch.as_tensor(eta).to(z).expand(z.shape[:-2]))
+        own = rule.ratio.for_filter(phi, z.new_zeros(z.shape[:-2]) + eta)
     return LearnedOperators(
         rule=rule,
         update=update,
