@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.kernels import Gaussian, Kernel, Linear, median_distance
+from kbr.core.kernels import Gaussian, Kernel, Linear, Points, median_distance
 
 MEDIAN_POINTS = 500  # above this, a coordinate's median is taken over an evenly spaced subset
 
@@ -37,7 +36,7 @@ class PerCoordinate(Kernel):
             object.__setattr__(self, "bandwidth", _as_vector(self.bandwidth))
         super().__post_init__()
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> Kernel:
+    def fit(self, points: Points) -> Kernel:
         n, d = points.shape[-2:]
         if self.bandwidth is not None:
             self.widths(points)
@@ -48,7 +47,7 @@ class PerCoordinate(Kernel):
         scale = torch.as_tensor(self.scale, dtype=points.dtype, device=points.device)
         return replace(self, bandwidth=math.sqrt(d) * scale.unsqueeze(-1) * torch.stack(each, -1))
 
-    def widths(self, points: Float[Tensor, "*b n d"]) -> Tensor:
+    def widths(self, points: Points) -> Tensor:
         width = torch.as_tensor(self.bandwidth, dtype=points.dtype, device=points.device)
         if width.ndim == 0 or width.shape[-1] != points.shape[-1]:
             raise KbrError(

@@ -98,10 +98,10 @@ def prior_draws(
     """
     if callable(prior):
         for count in (first, *(POOL * size for size in later)):
-            made = _rows(prior(count, generator))
-            if len(made) != count:
-                raise KbrError(f"the prior was asked for {count} draws; got {len(made)}.")
-            yield made
+            draws = _rows(prior(count, generator))
+            if len(draws) != count:
+                raise KbrError(f"the prior was asked for {count} draws; got {len(draws)}.")
+            yield draws
         return
     rows = _rows(prior)
     needed = first + LEAST * len(later) * max(later, default=0)

@@ -14,8 +14,11 @@ from torch import Tensor
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.features import Features
-from kbr.core.inputs import check_positive
+from kbr.core.inputs import check_positive, check_shares
 from kbr.core.linalg import ridge_solve
+
+Latents = Float[Tensor, "*b n dz"]
+Values = Float[Tensor, "*b n"]
 
 ETAS = tuple(10.0 ** (k / 2) for k in range(-14, 5))  # 1e-7 .. 1e2, two a decade
 
@@ -24,9 +27,7 @@ ETAS = tuple(10.0 ** (k / 2) for k in range(-14, 5))  # 1e-7 .. 1e2, two a decad
 class Ratio(Protocol):
     """Anything that gives the ratio at the training points of `features`."""
 
-    def __call__(
-        self, features: Features, points: Float[Tensor, "*b n dz"], prior: Embedding
-    ) -> Float[Tensor, "*b n"]: ...
+    def __call__(self, features: Features, points: Latents, prior: Embedding) -> Values: ...
 
 
 def kulsif(
@@ -101,9 +102,7 @@ class KuLSIF:
         if self.eta is not None:
             check_positive(self.eta, name="eta")
 
-    def __call__(
-        self, features: Features, points: Float[Tensor, "*b n dz"], prior: Embedding
-    ) -> Float[Tensor, "*b n"]:
+    def __call__(self, features: Features, points: Latents, prior: Embedding) -> Values:
         return self._values(features.train, features, prior)
 
     def at(
@@ -153,12 +152,9 @@ class RuLSIF:
 
     def __post_init__(self) -> None:
         check_positive(self.eta, name="eta")
-        if not 0 <= self.alpha < 1:
-            raise KbrError(f"alpha must lie in [0, 1); got {self.alpha}. Set alpha.")
+        check_shares(alpha=self.alpha)
 
-    def __call__(
-        self, features: Features, points: Float[Tensor, "*b n dz"], prior: Embedding
-    ) -> Float[Tensor, "*b n"]:
+    def __call__(self, features: Features, points: Latents, prior: Embedding) -> Values:
         phi = features.train.to(torch.float64)
         proper = prior.nonnegative()  # keeps the mixture positive semi-definite
         there = features(proper.points).to(torch.float64)
@@ -175,11 +171,9 @@ class ExactRatio:
     Ref: "IW-TrueRatio" in Xu et al. 2022, section 5.1.
     """
 
-    function: Callable[[Float[Tensor, "*b n dz"]], Float[Tensor, "*b n"]]
+    function: Callable[[Latents], Values]
 
-    def __call__(
-        self, features: Features, points: Float[Tensor, "*b n dz"], prior: Embedding
-    ) -> Float[Tensor, "*b n"]:
+    def __call__(self, features: Features, points: Latents, prior: Embedding) -> Values:
         values = self.function(points)
         if values.shape != points.shape[:-1]:
             raise KbrError(

@@ -1,6 +1,7 @@
 """Where a row stands: the name of its sequence and its time, as rows and tables state them."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -99,10 +100,8 @@ def _number(value: Any) -> Time | None:
         return value
     if isinstance(value, str):
         for kind in (int, float):
-            try:
+            with suppress(ValueError):
                 return kind(value)
-            except ValueError:
-                pass
         return None
     if hasattr(value, "dtype") and value.dtype.kind in "uif":
         return float(value)

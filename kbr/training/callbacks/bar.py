@@ -44,10 +44,10 @@ class EpochBar(Callback):
         self, trainer: lightning.Trainer, module: lightning.LightningModule
     ) -> None:
         assert self.bar is not None
-        seen = trainer.callback_metrics
+        logged = trainer.callback_metrics
         short = {"train/loss": "loss", "val/mse": "val"}
-        shown = {new: f"{float(seen[old]):.3g}" for old, new in short.items() if old in seen}
-        self.bar.set_postfix(shown, refresh=False)
+        postfix = {new: f"{logged[old]:.3g}" for old, new in short.items() if old in logged}
+        self.bar.set_postfix(postfix, refresh=False)
         self.bar.update()
 
     def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:

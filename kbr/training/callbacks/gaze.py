@@ -33,9 +33,9 @@ class LogGaze(lightning.Callback):
         if not (due and isinstance(logger, TensorBoardLogger) and self.frames.ndim == 4):
             return
         assert isinstance(module, SequenceModule)
-        found = module.gaze(self.frames.to(module.device))
-        if found is not None:
-            figure = self.draw(self.frames, *found)
+        gaze = module.gaze(self.frames.to(module.device))
+        if gaze is not None:
+            figure = self.draw(self.frames, *gaze)
             logger.experiment.add_figure(
                 "view/encoder_in_training", figure, trainer.current_epoch + 1
             )
