@@ -1,4 +1,4 @@
-"""Loggers that need a package of their own: every trial is a run, and nothing leaves the machine."""
+"""Loggers that need a package of their own: every trial is a run, all on this machine."""
 
 import os
 import sqlite3

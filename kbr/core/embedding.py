@@ -12,6 +12,7 @@ from kbr.core.errors import KbrError
 from kbr.core.features import Features
 from kbr.core.inputs import ArrayLike, as_tensor, check_finite, check_sizes, owned
 from kbr.core.kernels import Gaussian, Kernel, Points
+from kbr.core.linalg import or_one
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +61,10 @@ class Embedding:
 
         Math: sum_i w_i (z_i - mu)(z_i - mu)' / sum_i w_i,  mu = sum_i w_i z_i / sum_i w_i.
         """
-        total = self.weights.sum(-1)
-        total = torch.where(total > 0, total, torch.ones_like(total))  # safe to divide by
+        total = or_one(self.weights.sum(-1))
         centred = self.points - self.points.mean(-2, keepdim=True)  # offsets cost no digits
-        unit = centred.abs().amax((-2, -1), keepdim=True)  # squares of the huge or tiny: in range
-        unit = torch.where(unit > 0, unit, torch.ones_like(unit))
-        centred = centred / unit
+        unit = or_one(centred.abs().amax((-2, -1), keepdim=True))
+        centred = centred / unit  # squares of the huge or tiny: in range
         mean = self._average(centred) / total.unsqueeze(-1)
         outer = centred.unsqueeze(-1) * centred.unsqueeze(-2)
         second = self._average(outer.flatten(-2)).reshape(*mean.shape, mean.shape[-1])
@@ -75,8 +74,7 @@ class Embedding:
     @property
     def effective_sample_size(self) -> Float[Tensor, "*c"]:
         """Math: (sum_i w_i)^2 / sum_i w_i^2, between 0 and n."""
-        size = self.weights.abs().amax(-1, keepdim=True)
-        share = self.weights / torch.where(size > 0, size, torch.ones_like(size))
+        share = self.weights / or_one(self.weights.abs().amax(-1, keepdim=True))
         squares = share.square().sum(-1)
         ratio = share.sum(-1).square() / squares.clamp_min(torch.finfo(squares.dtype).tiny)
         return torch.where(squares > 0, ratio, torch.zeros_like(ratio))
@@ -117,8 +115,8 @@ class Embedding:
         """The same points with weights max(w, 0) scaled to sum to one (uniform where all are 0)."""
         clipped = self.weights.clamp_min(0)
         total = clipped.sum(-1, keepdim=True)
-        uniform = torch.full_like(clipped, 1 / clipped.shape[-1])
-        return Embedding(self.points, torch.where(total > 0, clipped / total, uniform))
+        proper = torch.where(total > 0, clipped / total, 1 / clipped.shape[-1])
+        return Embedding(self.points, proper)
 
     def sample(self, n: int, kernel: Kernel | None = None) -> Float[Tensor, "*e m d"]:
         """n samples by kernel herding: greedily chosen points whose uniform embedding tracks this.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.inputs import check_positive
+from kbr.core.linalg import or_one
 
 Points = Float[Tensor, "*b n d"]
 Others = Float[Tensor, "*b m d"]
@@ -63,15 +64,14 @@ def median_distance(points: Points) -> Float[Tensor, "*b"]:
     if n < 2:
         return points.new_ones(points.shape[:-2])
     points = points - points.mean(-2, keepdim=True)
-    size = points.abs().amax((-2, -1), keepdim=True)  # squares of what is huge or tiny: in range
-    size = torch.where(size > 0, size, torch.ones_like(size))
+    # Squares of what is huge or tiny: in range.
+    size = or_one(points.abs().amax((-2, -1), keepdim=True))
     i, j = torch.triu_indices(n, n, offset=1, device=points.device)
     points = points / size
     distances = squared_distances(points, points)[..., i, j].sqrt()
     median = distances.median(-1).values
     mean = distances.sum(-1) / (distances > 0).sum(-1).clamp_min(1)
-    scale = torch.where(median > 0, median, mean) * size[..., 0, 0]
-    return torch.where(scale > 0, scale, torch.ones_like(scale))
+    return or_one(torch.where(median > 0, median, mean) * size[..., 0, 0])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,6 +17,11 @@ Square = Float[Tensor, "*b p p"]
 Columns = Float[Tensor, "*b p q"]
 
 
+def or_one(value: Tensor) -> Tensor:
+    """The value where it is positive, else 1: safe to divide by."""
+    return torch.where(value > 0, value, torch.ones_like(value))
+
+
 def add_ridge(a: Square, ridge: float | Tensor) -> Tensor:
     """a + ridge I in float64; the ridge broadcasts over the batch dimensions."""
     ridge_ = torch.as_tensor(ridge, dtype=torch.float64, device=a.device)

@@ -15,7 +15,7 @@ from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.features import Features
 from kbr.core.inputs import check_positive, check_shares
-from kbr.core.linalg import ridge_solve
+from kbr.core.linalg import or_one, ridge_solve
 
 Latents = Float[Tensor, "*b n dz"]
 Values = Float[Tensor, "*b n"]
@@ -70,7 +70,7 @@ def kulsif_leave_one_out(
     phi, prior = phi @ vectors, prior @ vectors
     left, right, share = phi[..., :pairs, :], prior[..., :pairs, :], weights[..., :pairs]
     total = weights.sum(-1, keepdim=True)
-    rest = _or_one(total - share).unsqueeze(-1)
+    rest = or_one(total - share).unsqueeze(-1)  # none where one prior point has all the weight
     m = (weights.unsqueeze(-2) @ prior - share.unsqueeze(-1) * right) / rest
     scores = []
     for eta in etas:
@@ -81,14 +81,9 @@ def kulsif_leave_one_out(
         at_prior = (n - 1) * (
             (right * inverse * m).sum(-1) + (right * inverse * left).sum(-1) * fit
         )
-        gain = (share * at_prior.clamp_min(0)).sum(-1) / _or_one(share.sum(-1))
+        gain = (share * at_prior.clamp_min(0)).sum(-1) / or_one(share.sum(-1))
         scores.append(at_train.clamp_min(0).square().mean(-1) / 2 - gain)
     return torch.stack(scores)
-
-
-def _or_one(total: Tensor) -> Tensor:
-    """A total to divide by, 1 where there is none (one prior point has all the weight)."""
-    return torch.where(total > 0, total, torch.ones_like(total))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

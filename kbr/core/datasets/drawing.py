@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 from kbr.core.errors import KbrError
 
 TURN = 2 * math.pi
+Shape = tuple[int, ...]
 
 
 def as_generator(seed: int | Generator) -> Generator:
@@ -24,7 +25,7 @@ def check_lengths(n_train: int, n_test: int) -> tuple[int, int]:
     return n_train, n_test
 
 
-def normal(shape: tuple[int, ...], generator: Generator) -> Float64[Tensor, "..."]:
+def normal(shape: Shape, generator: Generator) -> Float64[Tensor, "..."]:
     """Standard normal numbers on the generator's device."""
     return torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64)
 
@@ -41,7 +42,7 @@ def on_circle(theta: Float[Tensor, "*b"]) -> Float[Tensor, "*b 2"]:
     return torch.stack([theta.cos(), theta.sin()], dim=-1)
 
 
-def uniform_on_circle(shape: tuple[int, ...], generator: Generator) -> Float64[Tensor, "*b 2"]:
+def uniform_on_circle(shape: Shape, generator: Generator) -> Float64[Tensor, "*b 2"]:
     turn = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
     return on_circle(TURN * turn)
 

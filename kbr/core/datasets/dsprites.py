@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int
 from torch import Generator, Tensor
 
-from kbr.core.datasets.drawing import add_noise, normal_mass
+from kbr.core.datasets.drawing import Shape, add_noise, normal_mass
 from kbr.core.datasets.dynamics import Oscillatory
 from kbr.core.datasets.sprites import (
     PIXELS,
@@ -87,7 +87,7 @@ class DSprites(Oscillatory):
         return images.reshape(*position.shape[:-1], 1, PIXELS, PIXELS)
 
     def sample(
-        self, length: int, generator: Generator, batch: tuple[int, ...] = ()
+        self, length: int, generator: Generator, batch: Shape = ()
     ) -> tuple[Float32[Tensor, "*b t 1 64 64"], Float64[Tensor, "*b t 2"]]:
         position, z = super().sample(length, generator, batch)
         return add_noise(self.frames(position), self.pixel_noise, generator), z

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from kbr.core.datasets.drawing import as_generator, check_lengths, normal, uniform_on_circle
+from kbr.core.datasets.drawing import Shape, as_generator, check_lengths, normal, uniform_on_circle
 from kbr.core.errors import KbrError
 from kbr.core.filters.classical.state_space import StateSpaceModel
 from kbr.core.inputs import check_noise
@@ -33,19 +33,12 @@ class FilteringData:
 class Sampled:
     """A task whose training and test sequences are two samples."""
 
-    def sample(
-        self, length: int, generator: Generator, batch: tuple[int, ...] = ()
-    ) -> tuple[Tensor, Tensor]:
+    def sample(self, length: int, generator: Generator, batch: Shape = ()) -> tuple[Tensor, Tensor]:
         """Observations x and latents z of so many steps."""
         raise NotImplementedError
 
     def generate(
-        self,
-        *,
-        n_train: int,
-        n_test: int = 200,
-        seed: int | Generator = 0,
-        batch: tuple[int, ...] = (),
+        self, *, n_train: int, n_test: int = 200, seed: int | Generator = 0, batch: Shape = ()
     ) -> FilteringData:
         """Independent training and test sequences, from a seed or a generator."""
         lengths, generator = check_lengths(n_train, n_test), as_generator(seed)
@@ -53,7 +46,7 @@ class Sampled:
         return FilteringData(x_train=x_train, z_train=z_train, x_test=x_test, z_test=z_test)
 
     def samples(
-        self, lengths: Sequence[int], generator: Generator, batch: tuple[int, ...] = ()
+        self, lengths: Sequence[int], generator: Generator, batch: Shape = ()
     ) -> list[tuple[Tensor, Tensor]]:
         return [self.sample(length, generator, batch) for length in lengths]
 
@@ -96,7 +89,7 @@ class Oscillatory(Sampled):
         return torch.stack([radius * torch.cos(ahead), radius * torch.sin(ahead)], dim=-1)
 
     def latents(
-        self, length: int, generator: Generator, batch: tuple[int, ...] = ()
+        self, length: int, generator: Generator, batch: Shape = ()
     ) -> Float[Tensor, "*b t 2"]:
         """Latent sequences, stationary from their first step, in float64."""
         for name, size in (("length", length), *(("batch", size) for size in batch)):
@@ -113,7 +106,7 @@ class Oscillatory(Sampled):
         return torch.stack(path[BURN_IN:], dim=-2)
 
     def sample(
-        self, length: int, generator: Generator, batch: tuple[int, ...] = ()
+        self, length: int, generator: Generator, batch: Shape = ()
     ) -> tuple[Float[Tensor, "*b t 2"], Float[Tensor, "*b t 2"]]:
         """Observations x and latents z; z equals what `latents` draws from the same generator."""
         z = self.latents(length, generator, batch)
@@ -139,7 +132,7 @@ class Oscillatory(Sampled):
             sample_initial=self._sample_ring,
         )
 
-    def _sample_ring(self, shape: tuple[int, ...], generator: Generator) -> Float[Tensor, "*b 2"]:
+    def _sample_ring(self, shape: Shape, generator: Generator) -> Float[Tensor, "*b 2"]:
         start = self.step_mean(uniform_on_circle(shape, generator))
         return start + self.sigma_z * normal((*shape, 2), generator)
 

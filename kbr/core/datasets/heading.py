@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from kbr.core.datasets.drawing import (
     TURN,
+    Shape,
     add_noise,
     as_generator,
     check_lengths,
@@ -54,7 +55,7 @@ class Heading(Sampled):
         return CircularKalmanFilter(omega=self.omega, sigma_z=self.sigma_z, sigma_x=self.sigma_x)
 
     def samples(
-        self, lengths: Sequence[int], generator: Generator, batch: tuple[int, ...] = ()
+        self, lengths: Sequence[int], generator: Generator, batch: Shape = ()
     ) -> list[tuple[Float32[Tensor, "..."], Float64[Tensor, "..."]]]:
         # All headings before any pixels: `noisy_headings` stops after them.
         headings = [self._headings(length, generator, batch) for length in lengths]
@@ -65,12 +66,7 @@ class Heading(Sampled):
         return drawn
 
     def noisy_headings(
-        self,
-        *,
-        n_train: int,
-        n_test: int = 200,
-        seed: int | Generator = 0,
-        batch: tuple[int, ...] = (),
+        self, *, n_train: int, n_test: int = 200, seed: int | Generator = 0, batch: Shape = ()
     ) -> tuple[Float64[Tensor, "*b n_train"], Float64[Tensor, "*b n_test"]]:
         """The headings theta_t + N(0, sigma_x^2) that the frames of `generate` show, in radians."""
         generator = as_generator(seed)
@@ -78,7 +74,7 @@ class Heading(Sampled):
         return train[1], test[1]
 
     def _headings(
-        self, length: int, generator: Generator, batch: tuple[int, ...]
+        self, length: int, generator: Generator, batch: Shape
     ) -> tuple[Float64[Tensor, "*b t"], Float64[Tensor, "*b t"]]:
         """True and noisy headings."""
         turn = torch.rand(

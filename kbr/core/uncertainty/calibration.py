@@ -72,14 +72,7 @@ class Calibration:
         factor = self._pick(self.factor, self.rows(since))[..., None, None]
         return factor * self.blended(cov, since)
 
-    def region(
-        self,
-        mean: Mean,
-        cov: Cov,
-        since: Tensor,
-        *,
-        level: float = LEVEL,
-    ) -> Ellipsoid:
+    def region(self, mean: Mean, cov: Cov, since: Tensor, *, level: float = LEVEL) -> Ellipsoid:
         """Credible sets of any level, from uncalibrated moments."""
         radius2 = self._pick(self.radius2(level), self.rows(since))
         return Ellipsoid(mean, self.blended(cov, since), radius2)

@@ -14,6 +14,7 @@ from torch import Tensor
 from kbr.core.embedding import Embedding
 from kbr.core.inputs import check_level
 from kbr.core.kernels import Gaussian, Kernel
+from kbr.core.linalg import or_one
 
 Mean = Float[Tensor, "*s dz"]  # and the truth
 Cov = Float[Tensor, "*s dz dz"]
@@ -113,8 +114,8 @@ def energy_score(belief: Embedding, z: Mean) -> Number:
     Ref: Gneiting and Raftery 2007, section 4.2.
     """
     proper = belief.nonnegative()
-    size = torch.maximum(proper.points.abs().amax(), z.abs().amax())
-    w, size = proper.weights, torch.where(size > 0, size, torch.ones_like(size))
+    w = proper.weights
+    size = or_one(torch.maximum(proper.points.abs().amax(), z.abs().amax()))
     points, z = proper.points / size, z / size  # squares of what is huge or tiny: in range
     near: Tensor = (w * torch.linalg.vector_norm(points - z.unsqueeze(-2), dim=-1)).sum(-1)
     apart = torch.cdist(points, points)
@@ -165,7 +166,7 @@ def marginal_density(
     where = grid.to(points).unsqueeze(-1).expand(*points.shape[:-2], -1, 1)
     raw = (fitted(where, points) @ proper.weights.unsqueeze(-1)).squeeze(-1).clamp_min(0)
     area = torch.trapezoid(raw, grid.to(raw)).unsqueeze(-1)
-    return raw / torch.where(area > 0, area, torch.ones_like(area))
+    return raw / or_one(area)
 
 
 def modes(density: Float[Tensor, "g"], grid: Float[Tensor, "g"]) -> Float[Tensor, "m"]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.io.file_rows import FileRows
+from kbr.core.linalg import or_one
 
 UNIFORM = math.pi**2 / 3  # variance of an angle nothing is known about
 TURNS = {"degrees": 360.0, "radians": 2 * math.pi}
@@ -83,7 +84,7 @@ class Scaling:
     def of_images(cls, rows: FileRows) -> "Scaling":
         """From training frames that stay in their file, as they are there."""
         mean, scale = (moment.squeeze(0) for moment in rows.moments(np.float64))
-        return cls(mean, torch.where(scale > 0, scale, 1.0))
+        return cls(mean, or_one(scale))
 
     def apply(self, values: Tensor, name: str = "z") -> Tensor:
         """Recorded values [*b ... d] in inner coordinates, in float64; NaN stays NaN."""
@@ -217,10 +218,9 @@ def _angle_places(circular: tuple[bool, ...]) -> list[int]:
 
 def _moments(values: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation, of numbers of any size; what is constant has scale one."""
-    peak = values.abs().amax(axes, keepdim=True)
-    peak = torch.where(peak > 0, peak, torch.ones_like(peak))
+    peak = or_one(values.abs().amax(axes, keepdim=True))
     shares = values / peak
     mean = shares.mean(axes, keepdim=True)
     scale = peak * (shares - mean).square().mean(axes, keepdim=True).sqrt()
     varies = values.amax(axes, keepdim=True) > values.amin(axes, keepdim=True)
-    return peak * mean, torch.where(varies & (scale > 0), scale, torch.ones_like(scale))
+    return peak * mean, or_one(torch.where(varies, scale, 0.0))

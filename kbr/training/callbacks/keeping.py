@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import lightning
+from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kbr.core.errors import Preempted
@@ -62,7 +62,7 @@ class StopRequest:
         self.number = number
 
 
-class KeepBest(lightning.Callback):
+class KeepBest(Callback):
     """Good weights by `val/mse`, early stopping, and a checkpoint every so many epochs.
 
     A few hundred validation steps give a noisy error, and an early look can be lucky: later weights
@@ -91,12 +91,10 @@ class KeepBest(lightning.Callback):
         self.request = StopRequest()
         self.preempted = False
 
-    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.request.listen()
 
-    def on_validation_end(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule
-    ) -> None:
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         score = float(trainer.callback_metrics["val/mse"])
         self.best = min(self.best, score)
         if score < self.score or score <= (1 + self.slack) * self.best:
@@ -109,9 +107,7 @@ class KeepBest(lightning.Callback):
         if self.waited >= self.patience:
             trainer.should_stop = True
 
-    def on_train_epoch_end(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule
-    ) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         epoch = trainer.current_epoch + 1
         self.finished = trainer.should_stop or epoch >= (trainer.max_epochs or epoch)
         asked = trainer.strategy.reduce_boolean_decision(self.request.received, all=False)
@@ -121,13 +117,13 @@ class KeepBest(lightning.Callback):
         if self.preempted:
             trainer.should_stop = True
 
-    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Lightning asks callbacks that stop training by a metric after all others."""
         if not (self.finished or self.preempted):
             self.finished = True
             self.save(trainer)
 
-    def save(self, trainer: lightning.Trainer) -> None:
+    def save(self, trainer: Trainer) -> None:
         """Every worker takes part in gathering the state; the first one writes."""
 
         def write(path: Path) -> None:
@@ -139,10 +135,7 @@ class KeepBest(lightning.Callback):
             write(self.path)
 
     def on_save_checkpoint(
-        self,
-        trainer: lightning.Trainer,
-        module: lightning.LightningModule,
-        checkpoint: dict[str, Any],
+        self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         checkpoint.update(self.record, version=VERSION)
 

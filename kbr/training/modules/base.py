@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from kbr.core.errors import Diverged, KbrError
 from kbr.core.filters.result import mean_squared_error
 from kbr.core.io.file_rows import FileRows
+from kbr.core.linalg import or_one
 from kbr.training.data import Batch
 from kbr.training.encoders import Encoder, SoftArgmaxCNN, describe_encoder, known_encoder
 
@@ -75,7 +76,7 @@ class SequenceModule(lightning.LightningModule):
         """Means, scales and bandwidths of the training data; a scale of zero becomes one."""
         mean, scale = input_scaling(x)
         self.x_mean.copy_(mean)
-        self.x_scale.copy_(torch.where(scale > 0, scale, torch.ones_like(scale)))
+        self.x_scale.copy_(or_one(scale))
 
     @abstractmethod
     def predict(self, x: Float[Tensor, "t ..."]) -> Float[Tensor, "t dz"]:

@@ -8,13 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.features import (
-    Features,
-    Identity,
-    PivotedCholesky,
-    RandomFourier,
-    fourier_features,
-)
+from kbr.core.features import Features, Identity, PivotedCholesky, RandomFourier, fourier_features
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.large import RECENT, is_large, last_lengths
 from kbr.core.io.file_rows import FileRows

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from kbr.core.filters.result import mean_squared_error
 from kbr.core.io.file_rows import FileRows
+from kbr.core.linalg import or_one
 from kbr.training.data import Batch
 from kbr.training.modules.base import SequenceModule
 
@@ -40,9 +41,8 @@ class LSTMModule(SequenceModule):
 
     def fit_scales(self, x: Tensor | FileRows, z: Float[Tensor, "n dz"]) -> None:
         super().fit_scales(x, z)
-        scale = z.std(0, correction=0)
         self.z_mean.copy_(z.mean(0))
-        self.z_scale.copy_(torch.where(scale > 0, scale, 1.0))
+        self.z_scale.copy_(or_one(z.std(0, correction=0)))
 
     def windows(
         self, psi: Float[Tensor, "t d"], lengths: Sequence[int] | None = None
