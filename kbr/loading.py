@@ -72,14 +72,10 @@ def file_digest(path: Path) -> str:
 def _check_unaltered(run: Path, path: Path) -> None:
     """A finished run folder holds the checkpoint that the run left."""
     try:
-        done = json.loads((run / RECORD).read_text())
-    except (OSError, ValueError, RecursionError):
+        known = json.loads((run / RECORD).read_text())["digests"][str(path.relative_to(run))]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
         return  # a file alone, or a run that did not finish: nothing to compare with
-    known = done.get("digests") if isinstance(done, dict) else None
-    name = str(path.relative_to(run))
-    if not (path.is_file() and isinstance(known, dict) and name in known):
-        return
-    if file_digest(path) != known[name]:
+    if path.is_file() and file_digest(path) != known:
         raise KbrError(
             f"{path} is not the checkpoint that this run left: it was changed or swapped since. "
             f"Copy the run again; to use the file all the same, name it instead of its folder."

@@ -87,9 +87,8 @@ def check_finite(tensor: Tensor, *, name: str) -> None:
 
 def check_positive(value: object, *, name: str) -> None:
     """Ridges, bandwidths and noise levels are finite and greater than zero."""
-    if torch.compiler.is_compiling():  # a traced value has no sign yet
-        return
-    if isinstance(value, Tensor) and value.device.type == "meta":
+    on_meta = isinstance(value, Tensor) and value.device.type == "meta"
+    if on_meta or torch.compiler.is_compiling():  # a traced value has no sign yet
         return
     try:
         if not isinstance(value, Tensor) or value.numel() == 1:

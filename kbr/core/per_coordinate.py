@@ -33,7 +33,15 @@ class PerCoordinate(Kernel):
                 f"{self.kernel!r}. Pass bandwidth=[...] to PerCoordinate itself."
             )
         if self.bandwidth is not None and not isinstance(self.bandwidth, Tensor):
-            object.__setattr__(self, "bandwidth", _as_vector(self.bandwidth))
+            try:
+                numbers = [float(item) for item in self.bandwidth]  # type: ignore[union-attr]
+            except (TypeError, ValueError) as error:
+                raise KbrError(
+                    "bandwidth must be a list of numbers, one for each coordinate; got "
+                    f"{self.bandwidth!r}."
+                ) from error
+            vector = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+            object.__setattr__(self, "bandwidth", vector)
         super().__post_init__()
 
     def fit(self, points: Points) -> Kernel:
@@ -61,13 +69,3 @@ class PerCoordinate(Kernel):
 
     def spectral_radius(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return self.kernel.spectral_radius(shape, generator)
-
-
-def _as_vector(value: object) -> Tensor:
-    try:
-        numbers = [float(item) for item in value]  # type: ignore[attr-defined]
-        return torch.tensor(numbers, dtype=torch.float64, device="cpu")
-    except (TypeError, ValueError) as error:
-        raise KbrError(
-            f"bandwidth must be a list of numbers, one for each coordinate; got {value!r}."
-        ) from error

@@ -16,16 +16,8 @@ Place = tuple[str | None, Time | None]  # None: not stated
 NANO = 1e9  # of a second
 
 
-def place_of(sequence: Any, time: Any, dates: bool | None = None) -> Place:
-    """Ids are compared as text, whole numbers without a point; see `moment` for the time."""
-    return (
-        None if sequence is None else label(sequence),
-        None if time is None else moment(time, dates),
-    )
-
-
 def label(sequence: Any) -> str:
-    """The id of a sequence as text: 7, 7.0 and "7" are one."""
+    """The id of a sequence as text, in which ids are compared: 7, 7.0 and "7" are one."""
     value = sequence.item() if isinstance(sequence, np.generic) else sequence
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -17,7 +17,7 @@ from kbr.core.errors import KbrError
 from kbr.core.inputs import as_tensor
 from kbr.core.io.file_rows import FileRows
 from kbr.core.units.columns import is_table, names_of, numbers
-from kbr.core.units.places import Place, cut, grouped, is_gap, label, moments, place_of
+from kbr.core.units.places import Place, cut, grouped, is_gap, label, moment, moments
 from kbr.core.units.scaling import Scaling
 
 NAMES = ("x_names", "z_names", "labels")
@@ -68,7 +68,8 @@ class Units:
     def place(self, row: Any) -> Place:
         """Sequence and time that a row of named columns states; None where it says nothing."""
         sequence, time = self._borders(row)
-        return place_of(sequence, time, self.source.get("dates"))
+        name = None if sequence is None else label(sequence)
+        return name, None if time is None else moment(time, self.source.get("dates"))
 
     def starts_anew(self, before: Place, now: Place) -> bool:
         """Whether a sequence ends between two places: by its name, or by a gap in time."""
