@@ -146,7 +146,7 @@ def _older_units(path: Path) -> Units | None:
 def _scaling(record: Mapping[str, Any], image: bool) -> Scaling:
     if image:  # a value for each channel
         mean, scale = (
-            torch.tensor(record[key], dtype=torch.float64).reshape(-1, 1, 1)
+            torch.tensor(record[key], dtype=torch.float64, device="cpu").reshape(-1, 1, 1)
             for key in ("mean", "scale")
         )
         record = {**record, "mean": mean, "scale": scale, "circular": []}

@@ -40,7 +40,7 @@ def ridge_cholesky(a: Square, *, ridge: float | Tensor, name: str = "ridge") -> 
     traced = info.device.type == "meta" or torch.compiler.is_compiling()
     if not traced and bool(info.any()):
         p = a.shape[-1]
-        least = float(torch.as_tensor(ridge).detach().min())
+        least = float(ridge.detach().min() if isinstance(ridge, Tensor) else ridge)
         if not bool(a.isfinite().all()):
             raise KbrError(
                 f"the {p} x {p} system with {name} = {least:.3g} holds NaN or infinite "

@@ -91,7 +91,9 @@ class Units:
 
     def _borders(self, table: Any) -> tuple[Any, Any]:
         """The columns of sequence ids and time stamps, None where there are no such columns."""
-        there = {str(name) for name in names_of(table)} if is_table(table) else set()
+        if not is_table(table):
+            return None, None
+        there = {str(name) for name in names_of(table)}
 
         def content(key: str) -> Any:
             name = self.column(key)
