@@ -33,7 +33,7 @@ FREE = ("trials", "quick", "cost")  # mappings whose keys are names of models or
 SIGNED = {"omega", "beta", "frequency"}  # the numbers that may be negative
 NOT_PARTS = {"figure", *(f"figure.{name}" for name in FREE)}  # mappings, or null
 MAY_BE_EMPTY = {"label", "version"}  # texts
-MAY_BE_NULL = {"data.path", "model.ridge", "model.filter.dropout"}
+MAY_BE_NULL = {"data.path", "model.ridge", "model.filter.dropout", "logger.tracking_uri"}
 
 
 ALL = [*FILES, "train", "evaluate"]

@@ -213,10 +213,10 @@ def test_lstm_windows_stay_inside_their_sequence():
     module = LSTMModule(encoder=encoder, shape=(3,), dz=2, window=6, hidden=7)
     module.fit_scales(torch.randn(20, 3), torch.randn(20, 2))
     psi = torch.randn(20, 4)
-    joined = module.predict_latents(psi, [12, 8])
-    torch.testing.assert_close(joined[:12], module.predict_latents(psi[:12]))
-    torch.testing.assert_close(joined[12:], module.predict_latents(psi[12:]))
-    assert not torch.allclose(joined[12:], module.predict_latents(psi)[12:])
+    joined = module.latents_of(module.windows(psi, [12, 8]))
+    torch.testing.assert_close(joined[:12], module.latents_of(module.windows(psi[:12])))
+    torch.testing.assert_close(joined[12:], module.latents_of(module.windows(psi[12:])))
+    assert not torch.allclose(joined[12:], module.latents_of(module.windows(psi))[12:])
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")

@@ -336,6 +336,7 @@ class CSVLogger:
 class WandbLogger:
     project: Name
     offline: bool
+    reinit: Literal["create_new"] = "create_new"
 
 
 @dataclass
