@@ -103,16 +103,16 @@ def build(config: DictConfig, trusted: Trusted = ()) -> tuple[Problem, Method]:
     for old, new in changed.items():
         print(f"  {old} is now {new}: change your config")
     data = "data.problem" if "problem" in config.data else "data"  # as kbr 0.2 wrote it
-    problem, model = part(config, data, trusted), part(config, "model", trusted)
-    made = construct(problem), _method(model)
+    made = construct(part(config, data, trusted)), method_of(config, trusted)
     for key, thing, needed in zip((data, "model"), made, ("trials", "run"), strict=True):
         if not hasattr(thing, needed):
             raise KbrError(f"{key} is a {type(thing).__name__}, which cannot be used as one.")
     return made
 
 
-def _method(model: DictConfig) -> Any:
+def method_of(config: DictConfig, trusted: Trusted = ()) -> Any:
     """One of kbr's methods, or a model of the user's own as one."""
+    model = part(config, "model", trusted)
     try:
         kind = get_object(str(model._target_))
     except (ImportError, AttributeError, ValueError):
