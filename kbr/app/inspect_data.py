@@ -87,12 +87,11 @@ def _command(path: str, settings: list[str]) -> str:
 def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
     """The problem that train.py would build from the same keys, and the folder for plots."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
     from kbr.app.building.trusted import construct
     from kbr.app.config.check import check_value, hints
-    from kbr.app.config.errors import composition_error
+    from kbr.app.config.errors import in_our_words
     from kbr.app.config.schema import OwnData
 
     config = OmegaConf.create({"data": OmegaConf.load(Path(CONFIGS) / "data" / "recording.yaml")})
@@ -104,10 +103,8 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
         if key == "output" and mark:
             output = Path(value)
         elif key in known and mark:
-            try:
+            with in_our_words([setting]):
                 found = OverridesParser.create().parse_overrides([setting])[0].value()
-            except HydraException as error:
-                raise composition_error(error, [setting]) or error from None
             check_value(f"data.{key}", found, hints(OwnData)[key])
             config.data[key] = found
         else:

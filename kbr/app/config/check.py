@@ -42,6 +42,10 @@ def check_config(config: DictConfig, hydra: Any, *, script: str = "train") -> No
             f"experiment={experiment} is a sweep: put -m before it, as in "
             f"`python train.py -m experiment={experiment}`."
         )
+    if single and (space := check.choices.get("hparams_search")):
+        raise KbrError(
+            f"hparams_search={space} is a search: `kbr-tune hparams_search={space} ...`."
+        )
     if single and (note := idle_note(check.values, overrides)):
         print(f"  note: {note}")
 

@@ -1,6 +1,7 @@
 """Errors of Hydra and of what it builds, each as one line of kbr."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,19 @@ from kbr.app.config.unknown import did_you_mean, unknown_key
 from kbr.core.errors import KbrError
 
 PAIRS = {"[": "]", "{": "}", "(": ")"}
+
+
+@contextmanager
+def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
+    """What Hydra finds wrong with the arguments is one line of ours."""
+    try:
+        yield
+    except KbrError:
+        raise
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        if (found := composition_error(error, arguments)) is None:
+            raise
+        raise found from error
 
 
 def composition_error(error: Exception, arguments: Sequence[str]) -> KbrError | None:
