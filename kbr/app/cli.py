@@ -138,7 +138,7 @@ def _in_one_line(command: Callable[[], None]) -> None:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         from kbr.app.config.errors import composition_error
 
-        found = None if asked else composition_error(error, sys.argv[1:])
-        if found is None:
+        line = None if asked else composition_error(error, sys.argv[1:])
+        if line is None:
             raise
-        stop(str(found))
+        stop(str(line))

@@ -26,15 +26,15 @@ FRAMES = 500  # whose pixels the table is about
 
 def main(arguments: list[str] | None = None) -> None:
     """The console command."""
-    given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["--version"]:
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["--version"]:
         print(version_line())
         return
-    if not given or given[0] in ("-h", "--help"):
+    if not words or words[0] in ("-h", "--help"):
         piped(lambda: print(__doc__.strip()))
         return
     try:
-        piped(lambda: inspect(given[0], given[1:]))
+        piped(lambda: inspect(words[0], words[1:]))
     except KbrError as error:
         stop(str(error))
 

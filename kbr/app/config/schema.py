@@ -10,7 +10,7 @@ Keys of other targets, a user's own class say, are checked against its signature
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from kbr.app.config.values import Described, Length, Node, Range
+from kbr.app.config.values import Built, Described, Length, Node, Range
 
 Count = Annotated[int, Range(1, most=10**9)]
 Seed = Annotated[int, Range(0, most=2**32 - 1)]
@@ -20,6 +20,10 @@ NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1, open="both")]
 Dropout = Annotated[float, Range(0, 1, open="high")]
 Grid = Annotated[list[Positive], Length()]
+Engine = Annotated[
+    Literal["auto", "low_rank", "compressed", "active_set"] | Built,
+    Described("auto, low_rank, compressed or active_set"),
+]
 Name = Annotated[str, Length(), Described("a name")]
 Column = Annotated[str, Length(), Described("the name of a column")]
 Columns = Annotated[
@@ -190,7 +194,7 @@ class KernelMethod:
     widths: Grid
     etas: Grid | None
     lams: Grid | None
-    engine: Literal["auto", "low_rank", "compressed", "active_set"]
+    engine: Engine
     compare_learned: bool
 
 
@@ -387,7 +391,7 @@ TARGETS: dict[str, type] = {
     "kbr.app.models.refined.RefinedMethod": RefinedMethod,
     "kbr.app.models.classical.ModelMethod": ModelMethod,
     "kbr.app.models.trained.TrainedMethod": TrainedMethod,
-    "kbr.app.models.oracle.OracleMethod": Named,
+    "kbr.app.models.classical.OracleMethod": Named,
     "kbr.app.models.own.FrameRegressor": FrameRegressor,
     "kbr.ImportanceWeightedRule": Rule,
     "kbr.OriginalRule": OriginalRule,

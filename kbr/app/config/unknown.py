@@ -10,14 +10,15 @@ def unknown_key(key: str, keys: Iterable[str], choices: Mapping[str, str | None]
     """One line for a key that is not among `keys`."""
     group = key.partition(".")[0]
     owner = f" of {group}={choices[group]}" if choices.get(group) and "." in key else ""
-    meant = did_you_mean(key, sorted(keys)) or "--help lists the keys."
+    ours = sorted(one for one in keys if not one.rpartition(".")[2].startswith("_"))
+    meant = did_you_mean(key, ours) or "--help lists the keys."
     return f"{key} is no key{owner}. {meant}"
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """A question that names the likeliest word, or nothing."""
-    found = nearest(word, known)
-    return f"Did you mean {found}?" if found else ""
+    meant = nearest(word, known)
+    return f"Did you mean {meant}?" if meant else ""
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:
@@ -30,6 +31,6 @@ def nearest(word: str, known: Sequence[str]) -> str | None:
         return below[last]
     beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
     for names, cutoff in ((beside, BESIDE), (below, ELSEWHERE)):
-        if found := get_close_matches(last, names, n=1, cutoff=cutoff):
-            return names[found[0]]
+        if close := get_close_matches(last, names, n=1, cutoff=cutoff):
+            return names[close[0]]
     return None

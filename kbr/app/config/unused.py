@@ -33,14 +33,14 @@ def check_use(
 ) -> None:
     """An error for a setting of the command line that changes nothing."""
     unused = wasted(values, choices) if script == "train" else wasted_in_evaluation(values)
-    if found := _first_given(values, overrides, unused):
-        raise KbrError(f"{found[0]} is not used here: {found[1]}.")
+    if first := _first_given(values, overrides, unused):
+        raise KbrError(f"{first[0]} is not used here: {first[1]}.")
 
 
 def idle_note(values: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
     """A word on parts that the model has no use for."""
-    found = _first_given(values, overrides, idle(values))
-    return found and f"{found[0]} is not used: {found[1]}"
+    first = _first_given(values, overrides, idle(values))
+    return first and f"{first[0]} is not used: {first[1]}"
 
 
 def wasted(values: Mapping[str, Any], choices: Mapping[str, str | None]) -> Iterator[Unused]:

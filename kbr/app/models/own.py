@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kbr.app.models.outcome import Outcome, sequential, trial_folder
+from kbr.app.models.outcome import Outcome, sequential, stacked, trial_folder
 from kbr.app.recordings.task import OwnData, standardised_error
 from kbr.app.run.folder import BEST, RunContext
 from kbr.app.tasks.task import Problem, Sequential
@@ -142,16 +142,12 @@ class OwnModel:
         seconds: float,
     ) -> Outcome:
         started = time.perf_counter()
-        pairs = [
+        trials = [
             problem.test(Answers(model, self.name, cov), problem.data(seed))  # type: ignore[arg-type]
             for model, cov, seed in zip(fitted, state["covs"], seeds, strict=True)
         ]
-        results, truths = zip(*pairs, strict=True)
-        return Outcome(
-            mean=torch.stack([one.mean for one in results]),
-            cov=torch.stack([one.cov for one in results]),
-            evidence=torch.stack([one.evidence for one in results]),
-            truth=torch.stack(truths),
+        return stacked(
+            trials,
             labels=problem.labels,
             chosen={problem.val_name: state["errors"]},
             fit_seconds=seconds,

@@ -111,8 +111,8 @@ def objective(metrics: dict[str, Any], name: str | None = None) -> float | None:
                 f"optimized_metric={name} was not measured. There are: {', '.join(metrics)}."
             )
         return float(metrics[name])
-    found = [value for key, value in metrics.items() if key.startswith("val/mse")]
-    return float(found[0]) if found else None
+    errors = [value for key, value in metrics.items() if key.startswith("val/mse")]
+    return float(errors[0]) if errors else None
 
 
 def _work(config: DictConfig, folder: Path) -> None:
@@ -179,13 +179,13 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     pictures = run_figures(folder / "figures", outcome, quick=sweeping)
     if config.logger.get("name") == "tensorboard":
         log_outcome(folder, config, metrics, outcome, pictures)
-    made = {
+    about = {
         "seconds": round(seconds, 3),
         "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
         "notes": list(outcome.notes),
         "edges": [asdict(edge) for edge in outcome.edges],
     }
-    write_json(folder / MANIFEST, {**manifest(folder, mark), **made})
+    write_json(folder / MANIFEST, {**manifest(folder, mark), **about})
     (folder / FAILURE).unlink(missing_ok=True)  # of a cell that failed before it was resumed
     if not sweeping:
         _report(folder, metrics, outcome, seconds, outside(config))
@@ -286,5 +286,5 @@ def _report(
 
 def _with_model(model: str) -> str:
     """The command of this run with another model; settings of the model itself are left out."""
-    given = [word for word in HydraConfig.get().overrides.task if not word.startswith("model")]
-    return command("train", *given, f"model={model}")
+    typed = [word for word in HydraConfig.get().overrides.task if not word.startswith("model")]
+    return command("train", *typed, f"model={model}")

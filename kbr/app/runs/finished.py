@@ -21,6 +21,7 @@ from kbr.app.runs.files import (
     RESULTS_BYTES,
     DamagedFile,
     digest,
+    inside,
     read_json,
     read_start,
     read_table,
@@ -165,8 +166,8 @@ def _read(folder: Path, problems: list[str]) -> Run | None:
         problems.append(f"{location(folder / RESULTS)}: {len(rows)} of {expected} trials")
     config = _settings(folder / CONFIG, read_yaml, problems)
     hydra = _settings(folder / HYDRA, read_yaml, problems)
-    choices = _inside(hydra, "hydra", "runtime", "choices")
-    typed = _inside(hydra, "hydra", "overrides").get("task")
+    choices = inside(hydra, "hydra", "runtime", "choices")
+    typed = inside(hydra, "hydra", "overrides").get("task")
     overrides = typed if isinstance(typed, list) else None
     if hydra and (not choices or overrides is None):
         problems.append(f"{location(folder / HYDRA)}: damaged or truncated")
@@ -264,14 +265,6 @@ def _failure(path: Path) -> str:
         return visible(read_start(path, FAILURE_BYTES).decode(errors="replace").strip())
     except DamagedFile as error:
         return str(error)
-
-
-def _inside(settings: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """Settings within settings; empty where a truncated file has none."""
-    for key in keys:
-        inner = settings.get(key)
-        settings = inner if isinstance(inner, dict) else {}
-    return settings
 
 
 def _short(path: Path, folder: Path) -> str:

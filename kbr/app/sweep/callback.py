@@ -132,7 +132,7 @@ def begin_run(config: DictConfig) -> None:
     if config.resume is not None:
         use_saved_settings(config)
         if is_first:
-            lock(Path(config.hydra.run.dir))
+            lock(Path(config.hydra.run.dir), "resume")
         return
     if config.hydra.runtime.choices.get("experiment") and config.hydra.sweeper.params:
         raise KbrError(f"an experiment is a sweep, which needs -m. Run: {_again(config)}")

@@ -67,7 +67,7 @@ def search(overrides: Sequence[str], *, trials: int, study: Path) -> Any:
     _, _, measure = _task(config)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study.parent.mkdir(parents=True, exist_ok=True)
-    made = optuna.create_study(
+    optuna_study = optuna.create_study(
         study_name=" ".join(sorted([*fixed, *(one.input_line or "" for one in space)])),
         storage=f"sqlite:///{study}",
         load_if_exists=True,
@@ -77,17 +77,21 @@ def search(overrides: Sequence[str], *, trials: int, study: Path) -> Any:
     ended = (states.COMPLETE, states.PRUNED, states.FAIL)
 
     def count() -> int:
-        return len(made.get_trials(deepcopy=False, states=ended))
+        return len(optuna_study.get_trials(deepcopy=False, states=ended))
 
     print(f"search over {', '.join(str(one.get_key_element()) for one in space)}; {count()} done")
     while count() < trials:
         # A seed for each run: a search that is interrupted and started again draws new points.
-        made.sampler = optuna.samplers.TPESampler(seed=len(made.trials), multivariate=True)
-        made.optimize(lambda trial: _objective(trial, fixed, space), n_trials=1, catch=(Diverged,))
-        _say(made, count(), trials)
-    if not made.get_trials(deepcopy=False, states=(states.COMPLETE,)):
+        optuna_study.sampler = optuna.samplers.TPESampler(
+            seed=len(optuna_study.trials), multivariate=True
+        )
+        optuna_study.optimize(
+            lambda trial: _objective(trial, fixed, space), n_trials=1, catch=(Diverged,)
+        )
+        _say(optuna_study, count(), trials)
+    if not optuna_study.get_trials(deepcopy=False, states=(states.COMPLETE,)):
         raise KbrError("no run ended with a finite error. Search over smaller model.filter.lr.")
-    best = made.best_trial
+    best = optuna_study.best_trial
     words = [*fixed, *(f"{key}={_written(value)}" for key, value in best.params.items())]
     print(f"\n  {measure}    {best.value:.4f} (run {best.number})")
     print(f"  python train.py {' '.join(map(quoted, words))}")
@@ -114,8 +118,8 @@ def default_space(config: DictConfig, fixed: Sequence[str]) -> list[Override]:
                 f"model={model} has no training to search over. Use model=iw_nn or model=lstm."
             )
         config = composed([*fixed, f"{GROUP}={model}"])
-    given = {text.partition("=")[0].lstrip("+") for text in fixed}
-    ranges = {k: v for k, v in config.hydra.sweeper.params.items() if k not in given}
+    typed = {text.partition("=")[0].lstrip("+") for text in fixed}
+    ranges = {k: v for k, v in config.hydra.sweeper.params.items() if k not in typed}
     there = [f"{k}={v}" for k, v in ranges.items() if OmegaConf.select(config, k) is not None]
     return OverridesParser.create().parse_overrides(there)
 
@@ -214,8 +218,8 @@ def _pruner(trial: Any) -> Any:
 def _say(study: Any, done: int, trials: int) -> None:
     last = study.trials[-1]
     result = f"{last.value:.4f}" if last.state.name == "COMPLETE" else last.state.name.lower()
-    shown = " ".join(f"{k.rpartition('.')[2]}={_written(v)}" for k, v in last.params.items())
-    print(f"[{done:>{len(str(trials))}}/{trials}] {result:<8} {shown}", flush=True)
+    values = " ".join(f"{k.rpartition('.')[2]}={_written(v)}" for k, v in last.params.items())
+    print(f"[{done:>{len(str(trials))}}/{trials}] {result:<8} {values}", flush=True)
 
 
 def _written(value: Value) -> str:
