@@ -24,6 +24,7 @@ from kbr.app.building.moved import with_present_names
 from kbr.app.config.check import first_line
 from kbr.app.config.errors import instantiation_error
 from kbr.app.config.resolvers import model_name
+from kbr.app.config.values import nested, strings
 from kbr.app.models.outcome import Method
 from kbr.app.models.own import OwnModel
 from kbr.app.runs.files import DamagedFile, read_yaml
@@ -124,7 +125,7 @@ def plain_values(config: DictConfig, key: str) -> Any:
         plain = OmegaConf.to_container(config, resolve=True)
     except (OmegaConfBaseException, RecursionError) as error:
         raise KbrError(f"{key} of the saved settings is damaged ({first_line(error)}).") from None
-    for value in _strings(plain):
+    for value in strings(plain):
         if "${" in value:
             raise KbrError(f"{key} of the saved settings hides a reference: {value!r}. Remove it.")
     return plain
@@ -140,7 +141,7 @@ def construct(config: DictConfig, **settings: Any) -> Any:
 
 def check_resolvers(config: DictConfig, trusted: Sequence[str]) -> None:
     """Values may refer to each other and call kbr's resolvers, not those that read the machine."""
-    for text in _strings(OmegaConf.to_container(config, resolve=False)):
+    for text in strings(OmegaConf.to_container(config, resolve=False)):
         if "${" not in text:
             continue
         try:
@@ -220,19 +221,4 @@ def outside(config: DictConfig) -> list[str]:
 
 
 def _targets(value: Any) -> Iterator[Any]:
-    return (
-        one["_target_"] for one in _nested(value) if isinstance(one, dict) and "_target_" in one
-    )
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """All strings of nested settings, keys too."""
-    return (one for one in _nested(value) if isinstance(one, str))
-
-
-def _nested(value: Any) -> Iterator[Any]:
-    """A value with all that is in it, keys too."""
-    yield value
-    inside = [*value, *value.values()] if isinstance(value, dict) else value
-    for item in inside if isinstance(value, dict | list) else ():
-        yield from _nested(item)
+    return (one["_target_"] for one in nested(value) if isinstance(one, dict) and "_target_" in one)

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from kbr.app.config.resolvers import CONFIGS
 from kbr.app.config.schema import OPTIONS, TARGETS, Target
 from kbr.app.config.unknown import unknown_key
 from kbr.app.config.unused import check_use, idle_note
-from kbr.app.config.values import Node, expected, suits, walked, written
+from kbr.app.config.values import Node, expected, strings, suits, walked, written
 from kbr.core.errors import KbrError
 
 COPY = re.compile(r"\$\{([\w.]+)\}")  # a value that is another key's
@@ -81,7 +81,7 @@ class Check:
 
     @cached_property
     def _references(self) -> set[str]:
-        texts = [*_texts(self.written), *_texts(_plain(self.hydra, follow=False))]
+        texts = strings([self.written, _plain(self.hydra, follow=False)])
         return {name for text in texts for name in REFERENCE.findall(text)}
 
     def _walk(self, path: str, texts: dict[str, Any], values: dict[str, Any] | None) -> None:
@@ -230,12 +230,3 @@ def _written_in(file: Path) -> Any:
 def _plain(node: Any, *, follow: bool = True) -> Any:
     """Dictionaries, lists and values; references are followed, or stand as they are written."""
     return OmegaConf.to_container(node, resolve=follow, throw_on_missing=follow)
-
-
-def _texts(node: Any) -> Iterator[str]:
-    """All texts in nested mappings and lists."""
-    if isinstance(node, str):
-        yield node
-    elif isinstance(node, Mapping | list):
-        for value in node.values() if isinstance(node, Mapping) else node:
-            yield from _texts(value)

@@ -104,19 +104,22 @@ class Task:
 
 
 @dataclass
-class Gaussian:
+class Simulated:
     name: Name
-    dim: Annotated[int, Range(1, most=10_000)]
     n_train: Count
-    n_prior: Count
     n_test: Count
 
 
 @dataclass
-class Filtering:
-    name: Name
-    n_train: Count
-    n_test: Count
+class Gaussian(Simulated):
+    dim: Annotated[int, Range(1, most=10_000)]
+    n_prior: Count
+
+
+@dataclass
+class Filtering(Simulated):
+    sigma_x: NotNegative
+    sigma_z: NotNegative
 
 
 @dataclass
@@ -124,16 +127,12 @@ class Ring(Filtering):
     omega: float
     beta: float
     frequency: Annotated[int, Range(-1000, 1000)]
-    sigma_x: NotNegative
-    sigma_z: NotNegative
 
 
 @dataclass
 class DSprites(Filtering):
     source: Literal["rendered", "file"]
     path: Path | None
-    sigma_x: NotNegative
-    sigma_z: NotNegative
     pixel_noise: NotNegative
     shape: Annotated[int, Range(0, 2)]
     scale: Annotated[int, Range(0, 5)]
@@ -150,8 +149,6 @@ class Heading(Filtering):
     width: Pixels
     pixel_noise: NotNegative
     omega: float
-    sigma_x: NotNegative
-    sigma_z: NotNegative
 
 
 @dataclass
@@ -182,8 +179,12 @@ class OwnData:
 
 
 @dataclass
-class KernelMethod:
+class Named:
     name: Name
+
+
+@dataclass
+class KernelMethod(Named):
     rule: Node
     lam: Positive | None
     eta: Positive | None
@@ -206,19 +207,17 @@ class RefinedMethod(KernelMethod):
 
 
 @dataclass
-class Rule:
-    normalize: bool
-    lam: Positive | None
-
-
-@dataclass
 class OriginalRule:
     lam: Positive | None
 
 
 @dataclass
-class ModelMethod:
-    name: Name
+class Rule(OriginalRule):
+    normalize: bool
+
+
+@dataclass
+class ModelMethod(Named):
     filter: Node
 
 
@@ -230,9 +229,7 @@ class ParticleFilter:
 
 
 @dataclass
-class TrainedMethod:
-    name: Name
-    filter: Node
+class TrainedMethod(ModelMethod):
     compare_raw: bool
 
 
@@ -268,11 +265,6 @@ class LearnedFilter(TrainedFilter):
 class LSTMFilter(TrainedFilter):
     window: Annotated[int, Range(1, most=10**6)]
     hidden: Annotated[int, Range(1, most=10**5)]
-
-
-@dataclass
-class Named:
-    name: Name
 
 
 @dataclass

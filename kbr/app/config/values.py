@@ -151,6 +151,19 @@ def either(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)
 
 
+def strings(value: Any) -> Iterator[str]:
+    """All texts of nested settings, keys too."""
+    return (one for one in nested(value) if isinstance(one, str))
+
+
+def nested(value: Any) -> Iterator[Any]:
+    """A value with all that is in it, keys too."""
+    yield value
+    inside = [*value, *value.values()] if isinstance(value, Mapping) else value
+    for item in inside if isinstance(value, Mapping | list) else ():
+        yield from nested(item)
+
+
 def walked(node: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Every key of nested mappings by its path, parts before what is in them."""
     for name, value in node.items():

@@ -60,7 +60,7 @@ class KernelMethod:
         announce(int(str(problem.columns()["n_train"])), len(seeds), quiet=context.quiet)
         data = problem.trials(seeds)
         started = time.perf_counter()
-        filt = self._filter(problem)
+        filt = self._unfitted(problem)
         progress = grid_progress(len(seeds) * len(self._lams()), context.quiet)
         filt.fit(data.x_train, data.z_train, units=problem.filter_units, progress=progress)
         seconds = time.perf_counter() - started
@@ -74,6 +74,9 @@ class KernelMethod:
         filt = self._filter(problem).restore(state["filter"])
         seconds = time.perf_counter() - started
         return self._filtered(filt, problem, problem.trials(seeds), seconds)
+
+    def _unfitted(self, problem: Sequential) -> Any:
+        return self._filter(problem)
 
     def _lams(self) -> Sequence[float]:
         if self.lam is not None:

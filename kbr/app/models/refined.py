@@ -4,12 +4,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from kbr.app.models.announce import announce, grid_progress
 from kbr.app.models.kernel import KernelMethod
 from kbr.app.models.outcome import Outcome, sequential
 from kbr.app.run.folder import BEST, RunContext
-from kbr.app.tasks.task import Problem
+from kbr.app.tasks.task import Problem, Sequential
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.refined.filter import KIND, RefinedFilter
 from kbr.core.io import checkpoint
@@ -24,25 +24,21 @@ class RefinedMethod(KernelMethod):
     ridge: float | None = 1.0
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
-        problem = sequential(problem, self.name)
-        announce(int(str(problem.columns()["n_train"])), len(seeds), quiet=context.quiet)
-        data = problem.trials(seeds)
-        started = time.perf_counter()
-        base = self._filter(problem)
-        filt = RefinedFilter(base=base, steps=self.steps, rate=self.rate, ridge=self.ridge)
-        progress = grid_progress(len(seeds) * len(self._lams()), context.quiet)
-        filt.fit(data.x_train, data.z_train, units=problem.filter_units, progress=progress)
-        return self._outcome(filt, problem, data, time.perf_counter() - started)
+        return super().run(sequential(problem, self.name), seeds, context)
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
         problem = sequential(problem, self.name)
         started = time.perf_counter()
         filt = RefinedFilter.from_state(checkpoint.load(folder / BEST, kind=KIND)["refined"])
         seconds = time.perf_counter() - started
-        return self._outcome(filt, problem, problem.trials(seeds), seconds)
+        return self._filtered(filt, problem, problem.trials(seeds), seconds)
 
-    def _outcome(self, filt, problem, data, seconds) -> Outcome:  # type: ignore[no-untyped-def]
-        outcome = self._filtered(filt, problem, data, seconds)
+    def _unfitted(self, problem: Sequential) -> Any:
+        base = self._filter(problem)
+        return RefinedFilter(base=base, steps=self.steps, rate=self.rate, ridge=self.ridge)
+
+    def _filtered(self, filt, problem, data, seconds) -> Outcome:  # type: ignore[no-untyped-def]
+        outcome = super()._filtered(filt, problem, data, seconds)
         return replace(outcome, state={"kind": KIND, "refined": filt.state()})
 
     def _first(self, filt, problem) -> KernelBayesFilter | None:  # type: ignore[no-untyped-def]
