@@ -15,7 +15,7 @@ import numpy as np
 
 from kbr.app.config.resolvers import CONFIGS
 from kbr.app.config.unknown import did_you_mean
-from kbr.app.terminal import piped, stop, version_line
+from kbr.app.terminal import one_line_errors, piped, version_line
 from kbr.app.text.commands import quoted
 from kbr.core.errors import KbrError
 
@@ -33,10 +33,8 @@ def main(arguments: list[str] | None = None) -> None:
     if not words or words[0] in ("-h", "--help"):
         piped(lambda: print(__doc__.strip()))
         return
-    try:
+    with one_line_errors():
         piped(lambda: inspect(words[0], words[1:]))
-    except KbrError as error:
-        stop(str(error))
 
 
 def inspect(path: str, settings: list[str]) -> None:

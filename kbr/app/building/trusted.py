@@ -27,7 +27,7 @@ from kbr.app.config.resolvers import model_name
 from kbr.app.config.values import nested, strings
 from kbr.app.models.outcome import Method
 from kbr.app.models.own import OwnModel
-from kbr.app.runs.files import DamagedFile, read_yaml
+from kbr.app.runs.files import read_yaml
 from kbr.app.tasks.task import Problem
 from kbr.core.errors import KbrError
 
@@ -59,7 +59,7 @@ def saved_config(folder: Path) -> DictConfig:
     try:
         read_yaml(path)  # names what is damaged, or a trap
         loaded = OmegaConf.load(path)
-    except (DamagedFile, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
+    except (OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
         raise KbrError(f"{first_line(error)}. Repeat the run.") from None
     assert isinstance(loaded, DictConfig)
     if missing := [key for key in NEEDED if key not in loaded]:

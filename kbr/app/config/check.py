@@ -90,7 +90,7 @@ class Check:
         self._check_present(path, texts)
         for name in sorted(texts, key=lambda one: one not in kinds):  # what is declared first
             key, text = f"{path}.{name}" if path else str(name), texts[name]
-            kind = self.declared(key, texts) or self._of_class(key, texts)
+            kind = self.kind(key, texts)
             refers = isinstance(text, str) and "${" in text
             copied = COPY.fullmatch(text) if refers else None
             if values is not None or not refers:
@@ -121,10 +121,11 @@ class Check:
                 wanted = f"choose one, {key}=<name>" if kind is Node else f"set {expected(kind)}"
                 raise KbrError(f"{key} is missing: {wanted}.")
 
-    def declared(self, key: str, part: Mapping[str, Any]) -> Kind | None:
-        """What the schema says of a key of a part; None where it says nothing."""
+    def kind(self, key: str, part: Mapping[str, Any]) -> Kind:
+        """What a key of a part may hold: by the schema, by kbr's config file, by its class."""
         path, _, name = key.rpartition(".")
-        return self._kinds(path, part).get(name) or self._by_default(key)
+        declared = self._kinds(path, part).get(name) or self._by_default(key)
+        return declared or self._of_class(key, part)
 
     def _by_default(self, key: str) -> Kind | None:
         """By what kbr's config file gives a key: a part, or the value of another, `${data.dim}`."""

@@ -3,10 +3,11 @@
 OPTIONS: a class for each config file whose keys kbr reads by name (`data/rotation`, `trainer/cpu`);
          all must be there but those with a default. `data/*` is for files of the user's own.
 TARGETS: a class for each `_target_` that config files name, with the keys that are its arguments.
-Keys of other targets, a user's own class say, are checked against its signature instead; a value
-`${data.omega}` is checked as `data.omega`.
+Keys of other targets, those of kbr.app.models or a user's own class, are checked against its
+signature instead; a value `${data.omega}` is checked as `data.omega`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,9 @@ Positive = Annotated[float, Range(0, open="low")]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1, open="both")]
 Dropout = Annotated[float, Range(0, 1, open="high")]
-Grid = Annotated[list[Positive], Length()]
+Steps = Annotated[int, Range(0, most=10**9)]
+Grid = Annotated[Sequence[Positive], Length()]
+Part = Annotated[Any, Node]  # what is built from a part of the config
 Engine = Annotated[
     Literal["auto", "low_rank", "compressed", "active_set"] | Built,
     Described("auto, low_rank, compressed or active_set"),
@@ -179,34 +182,6 @@ class OwnData:
 
 
 @dataclass
-class Named:
-    name: Name
-
-
-@dataclass
-class KernelMethod(Named):
-    rule: Node
-    lam: Positive | None
-    eta: Positive | None
-    lam_transition: Positive | None
-    tune: bool
-    true_ratio: bool
-    scales: Grid | None
-    widths: Grid
-    etas: Grid | None
-    lams: Grid | None
-    engine: Engine
-    compare_learned: bool
-
-
-@dataclass
-class RefinedMethod(KernelMethod):
-    steps: Annotated[int, Range(0, most=10**9)]
-    rate: Positive
-    ridge: Positive | None
-
-
-@dataclass
 class OriginalRule:
     lam: Positive | None
 
@@ -217,20 +192,10 @@ class Rule(OriginalRule):
 
 
 @dataclass
-class ModelMethod(Named):
-    filter: Node
-
-
-@dataclass
 class ParticleFilter:
     n_particles: Count
     resample_threshold: Annotated[float, Range(0, 1)]
     seed: Seed
-
-
-@dataclass
-class TrainedMethod(ModelMethod):
-    compare_raw: bool
 
 
 @dataclass
@@ -272,11 +237,6 @@ class AnyModel:
     """Of the user's own: its other keys are arguments of its class."""
 
     name: Name = "of its class"
-
-
-@dataclass
-class FrameRegressor:
-    estimator: Node
 
 
 # ------------------------------------------------------------------------- encoder, trainer, logger
@@ -379,12 +339,6 @@ TARGETS: dict[str, type] = {
     "kbr.app.tasks.simulated.dsprites": DSprites,
     "kbr.app.tasks.simulated.dmlab": Heading,
     "kbr.app.recordings.task.recording": OwnData,
-    "kbr.app.models.kernel.KernelMethod": KernelMethod,
-    "kbr.app.models.refined.RefinedMethod": RefinedMethod,
-    "kbr.app.models.classical.ModelMethod": ModelMethod,
-    "kbr.app.models.trained.TrainedMethod": TrainedMethod,
-    "kbr.app.models.classical.OracleMethod": Named,
-    "kbr.app.models.own.FrameRegressor": FrameRegressor,
     "kbr.ImportanceWeightedRule": Rule,
     "kbr.OriginalRule": OriginalRule,
     "kbr.ParticleFilter": ParticleFilter,

@@ -136,6 +136,8 @@ def _typed(value: Any) -> str:
 def _obeys(value: Any, mark: Any) -> bool:
     if isinstance(mark, Range):
         return mark.holds(value)
+    if mark is Node:
+        return isinstance(value, Mapping)
     return mark.low <= len(value) <= mark.high if isinstance(mark, Length) else True
 
 

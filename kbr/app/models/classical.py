@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from kbr.app.config.schema import Part
 from kbr.app.models.outcome import Outcome, sequential
 from kbr.app.run.folder import RunContext
 from kbr.app.tasks.task import Filtering, Problem
@@ -21,7 +21,7 @@ class ModelMethod:
     """A classical filter (EKF, UKF, particles) that is given the true model."""
 
     name: str
-    filter: Any  # builds the filter from model=StateSpaceModel
+    filter: Part  # builds the filter from model=StateSpaceModel
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         return self.evaluate(problem, seeds, context.folder)

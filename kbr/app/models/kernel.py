@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from kbr.app.config.schema import Engine, Grid, Positive
+from kbr.app.config.values import Node
 from kbr.app.models.announce import announce, grid_progress
 from kbr.app.models.outcome import Alternative, Method, Outcome, edge_notes
 from kbr.app.recordings.task import OwnData
@@ -41,17 +43,17 @@ class KernelMethod:
     """Kernel Bayes' rule: a posterior for each observation, or a filter, as the problem asks."""
 
     name: str
-    rule: Rule
-    lam: float | None = None
-    eta: float | None = None
-    lam_transition: float | None = None
+    rule: Annotated[Rule, Node]
+    lam: Positive | None = None
+    eta: Positive | None = None
+    lam_transition: Positive | None = None
     tune: bool = False
     true_ratio: bool = False
-    scales: Sequence[float] | None = None
-    widths: Sequence[float] = WIDTHS
-    etas: Sequence[float] | None = None
-    lams: Sequence[float] | None = None
-    engine: Any = "auto"  # a name, or an engine of the user's own
+    scales: Grid | None = None
+    widths: Grid = WIDTHS
+    etas: Grid | None = None
+    lams: Grid | None = None
+    engine: Engine = "auto"  # a name, or an engine of the user's own
     compare_learned: bool = False
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
@@ -95,7 +97,7 @@ class KernelMethod:
             widths=tuple(self.widths),
             etas=None if self.etas is None else tuple(self.etas),
             lams=None if self.lams is None else tuple(self.lams),
-            engine=self.engine,
+            engine=self.engine,  # type: ignore[arg-type]
             standardize=False,  # the problem's units do, where it has any
         )
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kbr.app.config.schema import Part
 from kbr.app.models.outcome import Outcome, sequential, stacked, trial_folder
 from kbr.app.recordings.task import OwnData, standardised_error
 from kbr.app.run.folder import BEST, RunContext
@@ -208,7 +209,7 @@ class FrameRegressor:
     the first one the training mean.
     """
 
-    estimator: Any
+    estimator: Part
     start: Any = field(default=None, init=False)
 
     def fit(self, x: np.ndarray, z: np.ndarray) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kbr.app.config.schema import Positive, Steps
 from kbr.app.models.kernel import KernelMethod
 from kbr.app.models.outcome import Outcome, sequential
 from kbr.app.run.folder import BEST, RunContext
@@ -19,9 +20,9 @@ from kbr.core.io import checkpoint
 class RefinedMethod(KernelMethod):
     """`KernelMethod`, then gradient steps on what it chose and a linear readout."""
 
-    steps: int = 30
-    rate: float = 0.1
-    ridge: float | None = 1.0
+    steps: Steps = 30
+    rate: Positive = 0.1
+    ridge: Positive | None = 1.0
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         return super().run(sequential(problem, self.name), seeds, context)

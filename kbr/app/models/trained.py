@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from hydra.utils import instantiate
 
+from kbr.app.config.values import Node
 from kbr.app.figures.frames import encoder_figure
 from kbr.app.figures.view import View, spread_out
 from kbr.app.models.outcome import (
@@ -48,7 +49,7 @@ class TrainedMethod:
     """
 
     name: str
-    filter: TrainedFilter
+    filter: Annotated[TrainedFilter, Node]
     compare_raw: bool = False
     device: str = "cpu"
 

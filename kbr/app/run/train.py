@@ -31,7 +31,7 @@ from kbr.app.run.folder import (
     METRICS,
     RESULTS,
     RunContext,
-    read_metrics,
+    read_json,
     write_json,
     write_rows,
 )
@@ -73,7 +73,7 @@ def train_job(config: DictConfig) -> float | None:
     if sweeping:
         reason = why_unfinished(folder, fingerprint(config))
         if reason is None:
-            return objective(read_metrics(folder), config.optimized_metric)
+            return objective(read_json(folder / METRICS) or {}, config.optimized_metric)
         if reason:
             print(f"  {folder.name} is run again: {reason}")
         for name in (FAILURE, MANIFEST):

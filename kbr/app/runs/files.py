@@ -99,6 +99,8 @@ def _settings(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     text = _decoded(read_bytes(path, SETTINGS_BYTES), path)
     try:
         values = parse(text)
+    except DamagedFile:
+        raise
     except (ValueError, yaml.YAMLError):  # ValueError: bad JSON, or a date or number out of range
         raise DamagedFile(f"{location(path)}: damaged or truncated") from None
     except RecursionError:

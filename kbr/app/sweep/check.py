@@ -13,23 +13,20 @@ from kbr.app.config.check import check_config
 from kbr.app.config.errors import in_our_words
 from kbr.app.config.resolvers import CONFIGS
 from kbr.app.sweep.grid import grid_of
-from kbr.app.terminal import stop
-from kbr.core.errors import KbrError
+from kbr.app.terminal import one_line_errors
 
 
 class CheckSweep(Callback):
     """Hydra callback: a wrong value in any cell stops the sweep before the first one runs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        try:
+        with one_line_errors():
             grid = grid_of(config.hydra)
             if grid is None:
                 return  # the sweeper decides as it goes; every run checks its own settings
             with in_our_words([f"{key}={values[0]}" for key, values in grid.items()]):
                 for cell in cells(grid):
                     check_config(cell, cell.hydra)
-        except KbrError as error:
-            stop(str(error))
 
 
 def cells(grid: Mapping[str, Sequence[str]]) -> Iterator[DictConfig]:

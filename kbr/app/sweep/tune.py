@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from kbr.app.config.check import check_config
 from kbr.app.config.errors import in_our_words
 from kbr.app.config.resolvers import CONFIGS
-from kbr.app.terminal import piped, stop, version_line
+from kbr.app.terminal import one_line_errors, piped, stop, version_line
 from kbr.app.text.commands import quoted
 from kbr.core.errors import Diverged, KbrError, Preempted
 
@@ -45,9 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--version", action="version", version=version_line())
     options = parser.parse_args(argv)
     try:
-        piped(lambda: search(options.overrides, trials=options.trials, study=options.study))
-    except KbrError as error:
-        stop(str(error))
+        with one_line_errors():
+            piped(lambda: search(options.overrides, trials=options.trials, study=options.study))
     except Preempted:
         stop("stopped by a signal; the same command goes on with the study.")
 
