@@ -96,7 +96,8 @@ class Check:
             if values is not None or not refers:
                 value = text if values is None else values[name]
                 check_value(copied.group(1) if copied else key, value, kind)
-            if isinstance(text, dict) and not _has_free_keys(kind):
+            free = any(get_origin(one) in (dict, Mapping) for one in (kind, *get_args(kind)))
+            if isinstance(text, dict) and not free:  # free: the user's names, like those of columns
                 self._walk(key, text, None if values is None else values[name])
 
     def _kinds(self, path: str, node: Mapping[str, Any]) -> dict[str, Kind]:
@@ -216,11 +217,6 @@ def first_line(error: BaseException) -> str:
 def _says_nothing(annotation: Any) -> bool:
     """There is none, or it is a text that only its module can read."""
     return annotation is inspect.Parameter.empty or isinstance(annotation, str)
-
-
-def _has_free_keys(kind: Kind) -> bool:
-    """A mapping whose keys are the user's, like column names."""
-    return any(get_origin(one) in (dict, Mapping) for one in (kind, *get_args(kind)))
 
 
 @cache

@@ -16,21 +16,15 @@ def unknown_key(key: str, keys: Iterable[str], choices: Mapping[str, str | None]
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """A question that names the likeliest word, or nothing."""
-    meant = nearest(word, known)
-    return f"Did you mean {meant}?" if meant else ""
-
-
-def nearest(word: str, known: Sequence[str]) -> str | None:
-    """The likeliest of the known words: the same name further down, or a like one."""
+    """A question that names the likeliest word: the same name further down, or a like one."""
     parent, _, last = word.rpartition(".")
     group = word.partition(".")[0] + "." if parent else ""
     shortest_last = sorted(known, key=lambda key: -key.count("."))
     below = {key.rpartition(".")[2]: key for key in shortest_last if key.startswith(group)}
     if last in below:
-        return below[last]
+        return f"Did you mean {below[last]}?"
     beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
     for names, cutoff in ((beside, BESIDE), (below, ELSEWHERE)):
         if close := get_close_matches(last, names, n=1, cutoff=cutoff):
-            return names[close[0]]
-    return None
+            return f"Did you mean {names[close[0]]}?"
+    return ""

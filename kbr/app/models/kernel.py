@@ -110,6 +110,7 @@ class KernelMethod:
         operators, trials = filt.operators, result.mean.shape[:-2]
         chosen = {name: getattr(filt.choice, name).expand(trials) for name in CHOICES}
         chosen[problem.val_name] = chosen.pop("val_mse")
+        learned = Alternative(model="iw_nn", what="a trained encoder")
         return Outcome(
             mean=result.mean,
             cov=result.cov,
@@ -131,7 +132,7 @@ class KernelMethod:
                 *edge_notes(filt.choice.edges, "model"),
             ),
             edges=filt.choice.edges,
-            alternative=_learned(problem),
+            alternative=learned if isinstance(problem, OwnData) else None,
             state={"kind": KIND, "filter": filt.state()},
             view=cache(lambda: problem.view(data, self._first(filt, problem))),
         )
@@ -220,9 +221,3 @@ class KernelMethod:
 def _scaled(kernel: Kernel | FeatureMap, scale: Tensor) -> Kernel | FeatureMap:
     """A kernel of so many bandwidths; other feature maps have none."""
     return replace(kernel, scale=scale) if isinstance(kernel, Kernel) else kernel
-
-
-def _learned(problem: Sequential) -> Alternative | None:
-    """Own data can be filtered on learned features too."""
-    own = isinstance(problem, OwnData)
-    return Alternative(model="iw_nn", what="a trained encoder") if own else None

@@ -28,7 +28,8 @@ def claim(config: DictConfig, key: str) -> Path:
     """
     folder = Path(OmegaConf.select(config, key))
     _check_writable(folder, key)
-    if not _is_by_clock(folder):
+    by_clock = os.environ.get(BY_CLOCK) == str(os.getpid()) and os.environ[RUN_ID] in str(folder)
+    if not by_clock:
         _check_free(config, folder, key)
         folder.mkdir(parents=True, exist_ok=True)
     else:
@@ -43,10 +44,6 @@ def claim(config: DictConfig, key: str) -> Path:
     lock(folder, key)
     _check_free(config, folder, key)  # again: another run may have ended in between
     return folder
-
-
-def _is_by_clock(folder: Path) -> bool:
-    return os.environ.get(BY_CLOCK) == str(os.getpid()) and os.environ[RUN_ID] in str(folder)
 
 
 def lock(folder: Path, key: str) -> None:

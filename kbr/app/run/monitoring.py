@@ -56,13 +56,8 @@ def log_outcome(
                 writer.add_scalar("view/squared_error", value, step)
         for path in pictures:
             image = matplotlib.image.imread(path)[..., :3]
-            writer.add_image(_tag(path.stem), image, 0, dataformats="HWC")
-
-
-def _tag(picture: str) -> str:
-    if picture not in PICTURES:
-        return f"view/{picture}"
-    return f"view/{PICTURES.index(picture) + 1}_{picture}"
+            place = f"{PICTURES.index(path.stem) + 1}_" if path.stem in PICTURES else ""
+            writer.add_image(f"view/{place}{path.stem}", image, 0, dataformats="HWC")
 
 
 def _table(metrics: dict[str, Any]) -> str:

@@ -96,13 +96,8 @@ def _value(config: DictConfig, key: str) -> Any:
 
 
 def _merge_free(typed: list[Override], config: DictConfig, saved: DictConfig) -> None:
-    """What may differ: as typed now, else as saved."""
-    for one in typed:
-        key = one.key_or_group
-        if key in ("trainer", "logger"):
-            saved[key] = config[key]
-    for one in typed:
-        key = one.key_or_group
-        if key.startswith(("trainer.", "logger.")):
-            OmegaConf.update(saved, key, OmegaConf.select(config, key), force_add=True)
+    """What may differ: as typed now, else as saved; a group before its keys."""
+    keys = {one.key_or_group for one in typed}
+    for key in sorted(key for key in keys if key.partition(".")[0] in ("trainer", "logger")):
+        OmegaConf.update(saved, key, OmegaConf.select(config, key), merge=False, force_add=True)
     saved.resume, saved.trust = config.resume, config.trust

@@ -279,12 +279,7 @@ def _report(
     trusting = [f"trust=[{','.join(trust)}]"] if trust else []
     print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)), *trusting)}")
     if outcome.alternative is not None and HydraConfig.initialized():
-        print(f"  the other:   {_with_model(outcome.alternative.model)}")
+        typed = [word for word in HydraConfig.get().overrides.task if not word.startswith("model")]
+        print(f"  the other:   {command('train', *typed, f'model={outcome.alternative.model}')}")
     if (folder / "tensorboard").is_dir():
         print(f"  monitor:     {shlex.join(['tensorboard', '--logdir', str(shown(folder))])}")
-
-
-def _with_model(model: str) -> str:
-    """The command of this run with another model; settings of the model itself are left out."""
-    typed = [word for word in HydraConfig.get().overrides.task if not word.startswith("model")]
-    return command("train", *typed, f"model={model}")

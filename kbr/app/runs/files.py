@@ -1,7 +1,6 @@
 """Files of a run folder, read as if a stranger had written them: kind, size and nesting first."""
 
 import csv
-import hashlib
 import io
 import json
 from collections import Counter
@@ -66,11 +65,6 @@ def read_start(path: Path, count: int) -> bytes:
             return file.read(count)
     except OSError as error:
         raise DamagedFile(f"{location(path)}: cannot be read ({error.strerror})") from None
-
-
-def digest(path: Path, limit: int) -> str:
-    """The SHA-256 of a file, as run.json records it."""
-    return hashlib.sha256(read_bytes(path, limit)).hexdigest()
 
 
 def inside(settings: dict[str, Any], *keys: str) -> dict[str, Any]:

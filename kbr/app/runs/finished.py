@@ -1,5 +1,6 @@
 """Finished runs read back from their folders; whatever is damaged is named, never fatal."""
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,8 +21,8 @@ from kbr.app.runs.facts import (
 from kbr.app.runs.files import (
     RESULTS_BYTES,
     DamagedFile,
-    digest,
     inside,
+    read_bytes,
     read_json,
     read_start,
     read_table,
@@ -199,8 +200,10 @@ def _changed(folder: Path, digests: dict[str, str]) -> str | None:
     """The first file that is not as it was when the run ended, if any; others are not recorded."""
     for name in (RESULTS, METRICS):
         try:
-            if name in digests and digest(folder / name, RESULTS_BYTES) != digests[name]:
-                return name
+            if name in digests:
+                content = read_bytes(folder / name, RESULTS_BYTES)
+                if hashlib.sha256(content).hexdigest() != digests[name]:
+                    return name
         except DamagedFile:  # it is named where it is read
             continue
     return None
