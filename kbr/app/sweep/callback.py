@@ -21,12 +21,13 @@ from kbr.app.run.folder import FAILURE, MANIFEST, METRICS, read_json
 from kbr.app.run.resume import use_saved_settings
 from kbr.app.run.trainer import launch_of
 from kbr.app.sweep.grid import grid_of
-from kbr.app.sweep.orphans import end_with
 from kbr.app.sweep.progress import Cells, SweepProgress
 from kbr.app.terminal import one_line_errors, stop
 from kbr.app.text.commands import command, setting
 from kbr.app.text.numbers import duration, in_digits, with_error
 from kbr.core.errors import KbrError
+
+LOOK_EVERY = 1.0  # seconds between two looks whether the sweep is still there
 
 
 class SweepReport(Callback):
@@ -134,6 +135,24 @@ def begin_run(config: DictConfig) -> None:
         raise KbrError(f"an experiment is a sweep, which needs -m. Run: {_again(config)}")
     if is_first:
         claim(config, "hydra.run.dir")
+
+
+def end_with(parent: int) -> None:
+    """Cells end with their sweep: this process is asked to stop once `parent`, its own, is gone.
+
+    A training saves its state first, as it does whenever it is asked to stop.
+    """
+    if any(thread.name == end_with.__name__ for thread in threading.enumerate()):
+        return  # one thread does for all cells
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_EVERY)
+        while True:  # once more for each cell that was waiting its turn
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(LOOK_EVERY)
+
+    threading.Thread(target=watch, name=end_with.__name__, daemon=True).start()
 
 
 def on_ctrl_c(advice: str) -> None:
