@@ -66,35 +66,34 @@ def search(overrides: Sequence[str], *, trials: int, study: Path) -> Any:
     _, _, measure = _task(config)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study.parent.mkdir(parents=True, exist_ok=True)
-    optuna_study = optuna.create_study(
+    kept = optuna.create_study(
         study_name=" ".join(sorted([*fixed, *(one.input_line or "" for one in space)])),
         storage=f"sqlite:///{study}",
         load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP),
     )
-    states = optuna.trial.TrialState
-    ended = (states.COMPLETE, states.PRUNED, states.FAIL)
-
-    def count() -> int:
-        return len(optuna_study.get_trials(deepcopy=False, states=ended))
-
-    print(f"search over {', '.join(str(one.get_key_element()) for one in space)}; {count()} done")
-    while count() < trials:
+    keys, done = [str(one.get_key_element()) for one in space], _finished(kept)
+    print(f"search over {', '.join(keys)}; {done} done")
+    while done < trials:
         # A seed for each run: a search that is interrupted and started again draws new points.
-        optuna_study.sampler = optuna.samplers.TPESampler(
-            seed=len(optuna_study.trials), multivariate=True
-        )
-        optuna_study.optimize(
-            lambda trial: _objective(trial, fixed, space), n_trials=1, catch=(Diverged,)
-        )
-        _say(optuna_study, count(), trials)
-    if not optuna_study.get_trials(deepcopy=False, states=(states.COMPLETE,)):
+        kept.sampler = optuna.samplers.TPESampler(seed=len(kept.trials), multivariate=True)
+        kept.optimize(lambda trial: _objective(trial, fixed, space), n_trials=1, catch=(Diverged,))
+        done, last = _finished(kept), kept.trials[-1]
+        result = f"{last.value:.4f}" if last.state.name == "COMPLETE" else last.state.name.lower()
+        values = " ".join(f"{k.rpartition('.')[2]}={_written(v)}" for k, v in last.params.items())
+        print(f"[{done:>{len(str(trials))}}/{trials}] {result:<8} {values}", flush=True)
+    if all(one.state.name != "COMPLETE" for one in kept.trials):
         raise KbrError("no run ended with a finite error. Search over smaller model.filter.lr.")
-    best = optuna_study.best_trial
+    best = kept.best_trial
     words = [*fixed, *(f"{key}={_written(value)}" for key, value in best.params.items())]
     print(f"\n  {measure}    {best.value:.4f} (run {best.number})")
     print(f"  python train.py {' '.join(map(quoted, words))}")
     return best
+
+
+def _finished(study: Any) -> int:
+    """Runs that ended, well or not: others may be under way in processes beside this one."""
+    return sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
 
 
 def split(overrides: Sequence[str]) -> tuple[list[str], list[Override]]:
@@ -200,25 +199,15 @@ def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> f
 
 def _pruner(trial: Any) -> Any:
     """A callback that reports the validation error and ends the runs that lag behind."""
-    import lightning
     import optuna
+    from lightning.pytorch.callbacks import LambdaCallback
 
-    class Prune(lightning.Callback):
-        def on_validation_end(
-            self, trainer: lightning.Trainer, module: lightning.LightningModule
-        ) -> None:
-            trial.report(float(trainer.callback_metrics["val/mse"]), trainer.current_epoch + 1)
-            if trial.should_prune():
-                raise optuna.TrialPruned
+    def look(trainer: Any, module: Any) -> None:
+        trial.report(float(trainer.callback_metrics["val/mse"]), trainer.current_epoch + 1)
+        if trial.should_prune():
+            raise optuna.TrialPruned
 
-    return Prune()
-
-
-def _say(study: Any, done: int, trials: int) -> None:
-    last = study.trials[-1]
-    result = f"{last.value:.4f}" if last.state.name == "COMPLETE" else last.state.name.lower()
-    values = " ".join(f"{k.rpartition('.')[2]}={_written(v)}" for k, v in last.params.items())
-    print(f"[{done:>{len(str(trials))}}/{trials}] {result:<8} {values}", flush=True)
+    return LambdaCallback(on_validation_end=look)
 
 
 def _written(value: Value) -> str:
