@@ -102,11 +102,9 @@ def collect(folders: Sequence[Path]) -> Collection:
             continue
         begun, failed, finished = _kinds(folder, problems)
         failures |= {location(at): _failure(at / FAILURE) for at in sorted(failed)}
-        if unfinished := begun - finished - failed:
-            some = ", ".join(sorted(_short(at, folder) for at in unfinished)[:3])
-            more = ", ..." if len(unfinished) > 3 else ""
-            count = len(unfinished)
-            problems.append(f"{location(folder)}: {count} run(s) not finished: {some}{more}")
+        if unfinished := sorted(_short(at, folder) for at in begun - finished - failed):
+            some = ", ".join([*unfinished[:3], *(["..."] if len(unfinished) > 3 else [])])
+            problems.append(f"{location(folder)}: {len(unfinished)} run(s) not finished: {some}")
         if not finished - failed:
             problems.append(f"{location(folder)}: no finished runs (none has a {MANIFEST})")
         for at in sorted(finished - failed):
@@ -130,21 +128,17 @@ def collect(folders: Sequence[Path]) -> Collection:
 def _kinds(folder: Path, problems: list[str]) -> tuple[set[Path], set[Path], set[Path]]:
     """The folders of runs that were begun, that failed, that finished; no links are followed."""
     begun, failed, finished = set(), set(), set()
-    waiting = [folder]
-    while waiting:
-        at = waiting.pop()
-        try:
-            with os.scandir(at) as entries:
-                inside = {one.name: one.is_dir(follow_symlinks=False) for one in entries}
-        except OSError as error:
-            problems.append(f"{location(at)}: cannot be read ({error.strerror})")
-            continue
-        waiting += [at / name for name, is_folder in inside.items() if is_folder]
-        if at.name == CONFIG.parent.name and CONFIG.name in inside:
+
+    def unreadable(error: OSError) -> None:
+        problems.append(f"{location(Path(error.filename))}: cannot be read ({error.strerror})")
+
+    for root, folders, files in os.walk(folder, onerror=unreadable):
+        at, names = Path(root), {*folders, *files}
+        if at.name == CONFIG.parent.name and CONFIG.name in names:
             begun.add(at.parent)
-        if FAILURE in inside:
+        if FAILURE in names:
             failed.add(at)
-        if MANIFEST in inside:
+        if MANIFEST in names:
             finished.add(at)
     return begun, failed, finished
 
