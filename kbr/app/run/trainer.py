@@ -90,6 +90,8 @@ def trainer_settings(config: DictConfig) -> dict[str, Any]:
 
 def _accelerator(trainer: DictConfig, launch: Launch) -> str:
     """A CUDA device, else the CPU: filters solve in float64, which Apple's devices lack."""
+    if trainer.accelerator == "mps":
+        raise KbrError("trainer.accelerator=mps has no float64, which filters need. Use cpu.")
     if trainer.accelerator != "auto":
         return str(trainer.accelerator)
     if torch.cuda.is_available():
