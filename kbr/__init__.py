@@ -3,6 +3,7 @@
 Public names are loaded when first used: `import kbr` and the command line's `--help` stay fast.
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,12 +75,13 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = ["load_filter", "read_recording", *_HOME]
 
 
-def load_filter(path: str | Path, *, trial: int = 0) -> Any:
+def load_filter(path: str | Path, *, trial: int = 0, trust: Sequence[str] = ()) -> Any:
     """A fitted filter from a file of `save`, a run folder or a run's best.ckpt, whatever its kind.
 
-    `trial` picks one of several. Nothing in the file is executed.
+    `trial` picks one of several. Nothing in the file is executed; a model of your own is built from
+    the run's settings where `trust` names its module.
     """
-    return import_module("kbr.loading").load_filter(path, trial=trial)
+    return import_module("kbr.loading").load_filter(path, trial=trial, trust=trust)
 
 
 def read_recording(path: str | Path, filt: Any = None, **keys: Any) -> Any:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from kbr.core.io import checkpoint
 from kbr.core.units.scaling import Scaling
 from kbr.core.units.units import Units
 
+OWN = "kbr.own_model"
 TRAINED = ("kbr.learned_filter", "kbr.lstm_filter")
 RECORD = "run.json"  # of a finished run
 DATA = "data.json"  # of a run on own data
@@ -32,8 +33,11 @@ OLD_RUN = (
 )
 
 
-def load_filter(run: str | Path, *, trial: int = 0) -> Any:
-    """The filter of a run folder, or of a file, by the kind its file states."""
+def load_filter(run: str | Path, *, trial: int = 0, trust: Sequence[str] = ()) -> Any:
+    """The filter of a run folder, or of a file, by the kind its file states.
+
+    `trust` names the modules of a model of the user's own.
+    """
     path = checkpoint_of(run, trial)
     _check_unaltered(Path(run), path)
     content = checkpoint.read(path)
@@ -49,6 +53,10 @@ def load_filter(run: str | Path, *, trial: int = 0) -> Any:
         refined = trial_state(content["refined"], trial)
         inner = _with_units(refined["filter"], path)
         return RefinedFilter.from_state({**refined, "filter": inner})
+    if kind == OWN:
+        from kbr.app.models.own_filter import own_filter
+
+        return own_filter(path, trial=trial, trust=trust)
     if kind not in (KIND, RUN_KIND):
         raise KbrError(
             f"{path} holds {kind}, which is no filter. Filters are "
