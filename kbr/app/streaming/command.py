@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import torch
 
 import kbr
-from kbr.app.recordings.table import DECIMALS
+from kbr.app.recordings.columns import DECIMALS
 from kbr.app.streaming.csv_rows import csv_rows
 from kbr.app.streaming.output import Writer, opened
 from kbr.app.streaming.rows import Format, Row, json_rows, recording_rows

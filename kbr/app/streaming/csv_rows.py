@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from kbr.app.recordings.checks import some_of
-from kbr.app.recordings.table import decimal_hint, number, value
+from kbr.app.recordings.columns import decimal_hint, is_number, number, value
+from kbr.app.recordings.table import DELIMITERS
 from kbr.app.streaming.rows import Format, Row, Say
 from kbr.core.errors import KbrError
 from kbr.core.units.units import did_you_mean
-
-DELIMITERS = ",;\t"
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def _columns(
     wide = len(cells)
     while wide > width and not cells[wide - 1]:  # delimiters at the ends of lines
         wide -= 1
-    if all(_is_number(cell, decimal) for cell in cells):
+    if all(is_number(cell, decimal) for cell in cells):
         return Columns(tuple(range(width)), {}, width), False
     borders = {n: cells.index(n) for n in expected.borders.values() if n in cells}
     if names and all(name in cells for name in names):
@@ -140,7 +139,7 @@ def _columns(
                 say(f"there is no column '{name}': {what}")
         return Columns(tuple(cells.index(name) for name in names), borders, wide), True
     rest = [k for k in range(wide) if k not in borders.values()]
-    words = not any(cells[k] == "" or _is_number(cells[k], decimal) for k in rest)
+    words = not any(cells[k] == "" or is_number(cells[k], decimal) for k in rest)
     if not names and words and len(rest) == width:
         shown = ", ".join(cells[k] for k in rest)
         say(f"the filter knows no column names: {shown} are taken in this order")
@@ -179,14 +178,6 @@ def _row(line: int, cells: Sequence[str], columns: Columns, expected: Format, de
 
 def _stamp(cell: str, decimal: str) -> str | float:
     """A cell of a time or an id: text, with a point in numbers."""
-    if decimal == "comma" and "," in cell and _is_number(cell, decimal):
+    if decimal == "comma" and "," in cell and is_number(cell, decimal):
         return number(cell, decimal)
     return cell
-
-
-def _is_number(cell: str, decimal: str) -> bool:
-    try:
-        value(cell, decimal)
-    except ValueError:
-        return False
-    return True
