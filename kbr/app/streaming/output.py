@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,17 @@ from kbr.core.units.units import Units
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[TextIO]:
+def opened(path: str) -> Iterator[TextIO]:
     """A file to write. What was there before stays until all is written, whatever goes wrong.
 
-    Devices and pipes are written to as they are; a link's target is replaced, not the link.
+    Devices and pipes are written to as they are, and standard output where `path` is "-"; a link's
+    target is replaced, not the link.
     """
+    if path == "-":
+        if sys.stdout is None:
+            raise KbrError("standard output is closed. Set output=<file>.")
+        yield sys.stdout
+        return
     target = Path(os.path.realpath(path))
     try:
         if target.exists() and not stat.S_ISREG(target.stat().st_mode):

@@ -1,8 +1,6 @@
 """The built-in frames: a turn on the spot in a maze of labmaze, with DeepMind Lab's textures."""
 
 import io
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from kbr.app.run.folder import write_bytes
 from kbr.app.tasks.maze_pictures import PICTURES, hang
 from kbr.core.datasets.raycast import SIDES, Scene, cast, draw
 from kbr.core.errors import KbrError
+from kbr.core.io.npy import Npz
 
 VERSION = 3  # of what is drawn: a new one makes old files in the cache unused
 HEIGHT, WIDTH = 72, 96
@@ -30,25 +29,17 @@ def maze_frames(*, seed: int, count: int, cache: Path) -> tuple[np.ndarray, np.n
     if count < 2:
         raise KbrError(f"data.n_frames must be at least 2; got {count}. A full turn has hundreds.")
     path = cache / f"maze_{seed}_{count}x{HEIGHT}x{WIDTH}_v{VERSION}.npz"
-    kept = _kept(path, count)
-    if kept is not None:
-        return kept
+    try:  # the frames drawn before, unless their file is damaged
+        images, yaw = (Npz(path).read(key, advice="") for key in ("images", "yaw"))
+        if images.shape == (count, HEIGHT, WIDTH, 3) and images.dtype == np.uint8:
+            return images, yaw
+    except (KbrError, KeyError):
+        pass
     images, yaw = draw_maze(seed=seed, count=count)
     buffer = io.BytesIO()
     np.savez(buffer, images=images, yaw=yaw)
     write_bytes(path, buffer.getvalue())
     return images, yaw
-
-
-def _kept(path: Path, count: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The frames drawn before; None where there are none, or their file is damaged."""
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as saved:
-            images, yaw = saved["images"], saved["yaw"]
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
-        return None
-    whole = images.shape == (count, HEIGHT, WIDTH, 3) and yaw.shape == (count,)
-    return (images, yaw) if whole and images.dtype == np.uint8 else None
 
 
 def draw_maze(

@@ -1,7 +1,7 @@
 """What a run is asked to do: which data, how many, and what counts as an error."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NoReturn, Protocol
 
@@ -49,13 +49,12 @@ class Filtering:
 
     def trials(self, seeds: Sequence[int]) -> FilteringData:
         """Independent data sets stacked along a leading dimension; seed k always gives the same."""
-        made = [self.data(seed) for seed in seeds]
-        names = [field.name for field in fields(FilteringData)]
-        return FilteringData(**{n: torch.stack([getattr(m, n) for m in made]) for n in names})
+        several = [vars(self.data(seed)) for seed in seeds]
+        return FilteringData(**{n: torch.stack([d[n] for d in several]) for n in several[0]})
 
-    def test(self, made: Filter, data: FilteringData) -> tuple[FilterResult, Tensor]:
+    def test(self, filt: Filter, data: FilteringData) -> tuple[FilterResult, Tensor]:
         """Answers at every test step, and the truth."""
-        result = made.filter(data.x_test)
+        result = filt.filter(data.x_test)
         return result, data.z_test.to(result.mean)
 
     def view(
@@ -63,8 +62,7 @@ class Filtering:
     ) -> View:
         """What pictures show of one data set, or of the first trial; weights are those of filt."""
         if data.z_train.ndim == 3:
-            names = [field.name for field in fields(FilteringData)]
-            data = FilteringData(**{name: getattr(data, name)[0] for name in names})
+            data = FilteringData(**{name: value[0] for name, value in vars(data).items()})
         weights = None if filt is None else first_weights(filt, data.x_test)
         return view_of(self.task, data, weights=weights, gaze=gaze)
 
@@ -76,8 +74,7 @@ class Filtering:
 
     def with_fresh_tests(self, shift: int) -> "FreshTests":
         """The same training data, with the test sequences of the seeds `shift` further on."""
-        shared = {field.name: getattr(self, field.name) for field in fields(Filtering)}
-        return FreshTests(**shared, base=self, shift=shift)
+        return FreshTests(**vars(self), base=self, shift=shift)
 
     def state_space(self) -> StateSpaceModel:
         """The true model."""
