@@ -144,8 +144,8 @@ def _row(line: int, cells: Sequence[str], columns: Columns, expected: Format, de
         except ValueError:
             hint = decimal_hint(cell, decimal, "")
             return Row(line, KbrError(f"expected a number; got '{cell[:60]}'. {hint}".rstrip()))
-    borders: dict[str, str | float] = {name: cells[at] for name, at in columns.borders.items()}
-    for name, cell in borders.items():
-        if decimal == "comma" and "," in str(cell) and is_number(str(cell), decimal):
-            borders[name] = number(str(cell), decimal)
+    borders: dict[str, str | float] = {}
+    for name, at in columns.borders.items():  # text, with a point in numbers
+        comma = decimal == "comma" and "," in cells[at] and is_number(cells[at], decimal)
+        borders[name] = number(cells[at], decimal) if comma else cells[at]
     return expected.row(line, numbers, borders)

@@ -99,7 +99,7 @@ def recording_rows(
 ) -> Iterator[Row]:
     """The rows of an npz file or of a folder of arrays or frames."""
     recording = read_new(expected.units, path, keys)
-    if recording.row is not None and (np.diff(recording.row) != 1).any():
+    if (np.diff(recording.row) != 1).any():
         raise KbrError(f"the rows of a sequence must follow each other; sort those of {path}.")
     for note in notes_of(expected.units, recording):
         say(note)

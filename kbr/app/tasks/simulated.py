@@ -21,7 +21,7 @@ def filtering(task: Callable[..., FilteringTask], *more: Callable[..., Any]) -> 
     def build(*, name: str, n_train: int, n_test: int, **settings: Any) -> Filtering:
         return Filtering(name=name, n_train=n_train, n_test=n_test, task=task(**settings))
 
-    functions = (build, task, *more)
+    functions: list[Callable[..., Any]] = [build, task, *more]
     every = [one for each in functions for one in signature(each).parameters.values()]
     named = {one.name: one for one in reversed(every) if one.kind is not Parameter.VAR_KEYWORD}
     keys = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in named.values()]
