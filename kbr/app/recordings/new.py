@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from kbr.app.recordings.checks import unused_note
-from kbr.app.recordings.read import READERS, Source
+from kbr.app.recordings.read import READERS, READING, Source
 from kbr.app.recordings.recording import KEEP, Recording
 from kbr.app.recordings.table import read_csv
 from kbr.core.errors import KbrError
 from kbr.core.units.units import Units
 
 BORDERS = ("sequence", "time")
-READING = ("decimal", "file", "resize", "channels")  # keys of data=recording that a filter keeps
 
 
 def read_recording(

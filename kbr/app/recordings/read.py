@@ -26,6 +26,7 @@ from kbr.core.io.file_rows import FileRows
 from kbr.core.io.memory import check_memory
 
 STATES = "states.csv"
+READING = ("decimal", "file", "resize", "channels")  # keys that a filter keeps of its training
 READERS = {".npz": read_npz, ".csv": read_csv, ".tsv": read_csv, ".txt": read_csv}
 
 
@@ -61,6 +62,8 @@ class Source:
     def __post_init__(self) -> None:
         for key in ("x", "z"):
             object.__setattr__(self, key, listed(getattr(self, key)))
+        if self.resize is not None:
+            object.__setattr__(self, "resize", list(self.resize))
         if not self.max_gb > 0:
             raise KbrError(f"data.max_gb must be greater than 0; got {self.max_gb}.")
 
@@ -70,10 +73,10 @@ class Source:
 
     def column(self, key: str, names: Sequence[str]) -> str | None:
         """The column of the sequence or the time; None where it may be absent and is."""
-        named = getattr(self, key)
-        if named is not None and key not in self.may_lack:
-            return str(named)
-        return next((name for name in (named or key,) if name in names), None)
+        name = getattr(self, key) or key
+        if getattr(self, key) is None or key in self.may_lack:
+            return name if name in names else None
+        return str(name)
 
     def read(self) -> Recording:
         return recording_of(self, self.columns())

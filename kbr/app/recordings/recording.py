@@ -68,8 +68,7 @@ class Recording:
 
     @cached_property
     def z_missing(self) -> np.ndarray:
-        missing: np.ndarray = ~np.isfinite(self.z).all(1)
-        return missing if self.has_truth else np.ones(len(self), dtype=bool)
+        return _missing(self.z) if self.has_truth else np.ones(len(self), dtype=bool)
 
     def digest(self) -> str:
         """A hash of the content, to tell whether a file has changed."""
@@ -82,9 +81,8 @@ class Recording:
 
     def starts(self, max_gap: float | None = None) -> np.ndarray:
         """[T] bool: the row begins a new piece, by its sequence or after a gap in time."""
-        starts = np.ones(len(self), dtype=bool)
+        starts, sampling = np.ones(len(self), dtype=bool), self.sampling(max_gap)
         starts[1:] = np.diff(self.sequence) != 0
-        sampling = self.sampling(max_gap)
         if self.time is not None and sampling is not None:
             starts[1:] |= longer(np.diff(self.time), sampling.limit, self.time[1:])
         return starts
@@ -128,9 +126,9 @@ def _check_time(time: np.ndarray, sequence: np.ndarray, row: np.ndarray) -> None
     )
 
 
-def _missing(x: np.ndarray) -> np.ndarray:
+def _missing(values: np.ndarray) -> np.ndarray:
     """[T] bool: something in the row is not a number."""
-    missing: np.ndarray = ~np.isfinite(x).reshape(len(x), -1).all(1)
+    missing: np.ndarray = ~np.isfinite(values).reshape(len(values), -1).all(1)
     return missing
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kbr.app.figures.view import BELIEFS, Gaze, Stepping, View, weights_along
 from kbr.app.recordings.checks import reading_notes
-from kbr.app.recordings.read import Source
+from kbr.app.recordings.read import READING, Source
 from kbr.app.recordings.recording import Recording, listed
 from kbr.app.recordings.split import Split, Splitting
 from kbr.app.run.folder import DATA, read_json
@@ -113,10 +113,7 @@ class OwnData:
                 "several": recording.ids is not None,
                 "time": source.time or "time",
                 "dates": recording.time_unit == "s" if recording.time is not None else None,
-                "decimal": source.decimal,
-                "file": source.file,
-                "resize": None if source.resize is None else list(source.resize),
-                "channels": source.channels,
+                **{key: getattr(source, key) for key in READING},
             },
         )
 

@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from itertools import combinations
 from pathlib import Path
@@ -21,7 +21,7 @@ from kbr.app.recordings.columns import DECIMALS
 from kbr.app.recordings.read import READERS
 from kbr.app.recordings.table import read_csv
 from kbr.app.streaming.csv_rows import csv_rows
-from kbr.app.streaming.output import Writer, opened
+from kbr.app.streaming.output import Unwritten, Writer, opened
 from kbr.app.streaming.rows import Format, Row, json_rows, recording_rows
 from kbr.app.streaming.signals import Stopped, Stopping
 from kbr.app.streaming.state import read_belief, save_belief
@@ -166,15 +166,13 @@ def stream(options: Options) -> int:
                             raise KbrError(f"line {row.line}: {error}") from error
                         say(f"line {row.line} skipped: {error}")
                         continue
-                    with _writing(options):
-                        write(after, row.shown)
+                    write(after, row.shown)
                     belief, done = after, done + 1
             except (KbrError, Stopped, BrokenPipeError) as error:
                 failed = error
             if failed is None:
-                with _writing(options):
-                    write.header([])
-            elif done == 0 or isinstance(failed, Unwritten):
+                write.header([])
+            elif done == 0:
                 raise failed  # what was in the output before stays there
         if state is not None:
             save_belief(belief, state, owner)
@@ -184,10 +182,6 @@ def stream(options: Options) -> int:
         if failed is not None:
             raise failed
     return done
-
-
-class Unwritten(KbrError):
-    """An answer could not be written: neither output nor state may move on."""
 
 
 def say(message: str) -> None:
@@ -264,18 +258,6 @@ def _plain_words(rows: Iterator[Row]) -> Iterator[Row]:
         yield from rows
     except KbrError as error:
         raise KbrError(str(error).replace("data.", "")) from error
-
-
-@contextmanager
-def _writing(options: Options) -> Iterator[None]:
-    """A full disk and the like as one line; a reader that has gone passes through."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        where = "standard output" if options.output == "-" else options.output
-        raise Unwritten(f"cannot write {where}: {error.strerror or error}.") from error
 
 
 def _check_paths(options: Options) -> None:

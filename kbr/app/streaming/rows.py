@@ -66,9 +66,12 @@ class Format:
 
 def lines_of(file: TextIO) -> Iterator[str]:
     """Lines as they come, without the mark of a byte order and without zero bytes."""
-    for line, text in enumerate(iter(file.readline, "")):
-        text = text.lstrip("\ufeff") if line == 0 else text
-        yield text.replace("\x00", "\ufffd")  # which no number holds
+    try:
+        for line, text in enumerate(iter(file.readline, "")):
+            text = text.lstrip("\ufeff") if line == 0 else text
+            yield text.replace("\x00", "\ufffd")  # which no number holds
+    except OSError as error:
+        raise KbrError(f"cannot read the input: {error.strerror or error}.") from error
 
 
 def json_rows(file: TextIO, expected: Format, say: Say) -> Iterator[Row]:

@@ -35,6 +35,7 @@ class Filtering:
     n_train: int
     n_test: int
     task: FilteringTask
+    shift: int = 0  # the test sequence is that of the seed so much further on
 
     labels: ClassVar[None] = None  # of the latent's columns; None: z_1, z_2, ...
     filter_units: ClassVar[None] = None  # of x and z; None: numbers as they are
@@ -45,7 +46,17 @@ class Filtering:
 
     def data(self, seed: int) -> FilteringData:
         """One data set."""
-        return self.task.generate(n_train=self.n_train, n_test=self.n_test, seed=seed)
+        sizes = {"n_train": self.n_train, "n_test": self.n_test}
+        own = self.task.generate(**sizes, seed=seed)
+        if not self.shift:
+            return own
+        other = self.task.generate(**sizes, seed=seed + self.shift)
+        if torch.equal(own.z_test, other.z_test):
+            raise KbrError(
+                f"data={self.name} has the same test sequence whatever the seed. Leave out "
+                "data.seed."
+            )
+        return replace(own, x_test=other.x_test, z_test=other.z_test)
 
     def trials(self, seeds: Sequence[int]) -> FilteringData:
         """Independent data sets stacked along a leading dimension; seed k always gives the same."""
@@ -72,9 +83,9 @@ class Filtering:
     def check_unchanged(self, folder: Path) -> None:
         """A seed always gives the same data."""
 
-    def with_fresh_tests(self, shift: int) -> "FreshTests":
+    def with_fresh_tests(self, shift: int) -> "Filtering":
         """The same training data, with the test sequences of the seeds `shift` further on."""
-        return FreshTests(**vars(self), base=self, shift=shift)
+        return replace(self, shift=shift)
 
     def state_space(self) -> StateSpaceModel:
         """The true model."""
@@ -93,23 +104,6 @@ class Filtering:
         """What the task measures beside the squared error, if anything."""
         measure = getattr(self.task, "extra_metrics", None)
         return measure(mean, truth) if measure else {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FreshTests(Filtering):
-    """The training data of a seed, with the test sequence of the seed `shift` further on."""
-
-    base: Filtering
-    shift: int
-
-    def data(self, seed: int) -> FilteringData:
-        own, other = self.base.data(seed), self.base.data(seed + self.shift)
-        if self.shift and torch.equal(own.z_test, other.z_test):
-            raise KbrError(
-                f"data={self.name} has the same test sequence whatever the seed. Leave out "
-                "data.seed."
-            )
-        return replace(own, x_test=other.x_test, z_test=other.z_test)
 
 
 @dataclass(frozen=True, kw_only=True)
