@@ -1,6 +1,6 @@
 """A new recording, read as the filter was trained that is to answer it: by its `Units`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,14 @@ def read_new(units: Units, path: str | Path, keys: Mapping[str, Any]) -> Recordi
 
 def notes_of(units: Units, recording: Recording) -> Iterator[str]:
     """What a user must know about how a new recording was taken."""
-    if units.max_gap is not None and recording.stamps is None:
-        yield f"there is no column '{recording.called[1]}' of time: gaps cannot be seen"
-    if units.source.get("several") and recording.ids is None:
-        yield f"there is no column '{recording.called[0]}' of sequences: all rows are one"
+    yield from border_notes(units, recording.columns)
     yield from unused_note(recording)
+
+
+def border_notes(units: Units, columns: Collection[str]) -> Iterator[str]:
+    """What is lost where a column of time or of sequences is absent that training had."""
+    sequence, time = (units.column(key) or key for key in BORDERS)
+    if units.max_gap is not None and time not in columns:
+        yield f"there is no column '{time}' of time: gaps cannot be seen"
+    if units.source.get("several") and sequence not in columns:
+        yield f"there is no column '{sequence}' of sequences: all rows are one"

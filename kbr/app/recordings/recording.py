@@ -155,7 +155,7 @@ def as_observations(x: np.ndarray, channels: str) -> np.ndarray:
         x, channels = np.moveaxis(x, -1, 1), "first"
     if are_frames(x.shape, channels):
         return x[:, None] if x.ndim == 3 else x
-    return x[:, None] if x.ndim == 1 else x.reshape(len(x), -1)
+    return x.reshape(len(x), -1)
 
 
 def names_for(given: Sequence[str] | None, count: int, letter: str, key: str) -> tuple[str, ...]:

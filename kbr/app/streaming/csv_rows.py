@@ -8,6 +8,7 @@ from typing import TextIO
 
 from kbr.app.recordings.checks import some_of
 from kbr.app.recordings.columns import decimal_hint, is_number, number, value
+from kbr.app.recordings.new import border_notes
 from kbr.app.recordings.table import DELIMITERS
 from kbr.app.streaming.rows import Format, Row, Say, lines_of
 from kbr.core.errors import KbrError
@@ -15,7 +16,7 @@ from kbr.core.units.units import did_you_mean
 
 
 @dataclass(frozen=True)
-class Columns:
+class Header:
     """Where in a line the columns of x stand, and those of the sequence and the time."""
 
     x: tuple[int, ...]
@@ -43,7 +44,7 @@ def csv_rows(
         return
     delimiter = _delimiter(first, expected, decimal)
     reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
-    columns: Columns | None = None
+    columns: Header | None = None
     blank: list[int] = []  # lines of one column that may be the end of the file
     while True:
         try:
@@ -57,13 +58,13 @@ def csv_rows(
         line, cells = skipped + reader.line_num, [cell.strip() for cell in cells]
         if columns is None:
             try:
-                columns, header = _columns(cells, expected, decimal, say)
+                columns, is_header = _columns(cells, expected, decimal, say)
             except KbrError as error:
                 if expected.names:  # without the header nothing is known of the rows below
                     raise KbrError(f"line {line}: {error}") from error
                 yield Row(line, error)
                 continue
-            if header:
+            if is_header:
                 continue
         if not any(cells) and len(cells) < 2:
             if columns.width > 1:
@@ -93,16 +94,14 @@ def _delimiter(line: str, expected: Format, decimal: str) -> str:
     return max(DELIMITERS, key=quality)
 
 
-def _columns(
-    cells: Sequence[str], expected: Format, decimal: str, say: Say
-) -> tuple[Columns, bool]:
+def _columns(cells: Sequence[str], expected: Format, decimal: str, say: Say) -> tuple[Header, bool]:
     """The columns that the first line states, and whether it is a header."""
     width, names = expected.width, expected.names
     wide = len(cells)
     while wide > width and not cells[wide - 1]:  # delimiters at the ends of lines
         wide -= 1
     if all(is_number(cell, decimal) for cell in cells):
-        return Columns(tuple(range(width)), {}, width), False
+        return Header(tuple(range(width)), {}, width), False
     borders = {n: cells.index(n) for n in expected.borders.values() if n in cells}
     if names and all(name in cells for name in names):
         twice = [name for name in (*names, *borders) if cells.count(name) > 1]
@@ -112,18 +111,15 @@ def _columns(
         others = [cell or f"(column {k + 1})" for k, cell in enumerate(cells[:wide])]
         if others := [cell for cell in others if cell not in used]:
             say(f"columns not used: {some_of(others)}")
-        units, absent = expected.units, {*expected.borders.values()} - set(cells)
-        if units.max_gap is not None and (name := expected.borders.get("time")) in absent:
-            say(f"there is no column '{name}': gaps cannot be seen")
-        if units.source.get("several") and (name := expected.borders.get("sequence")) in absent:
-            say(f"there is no column '{name}': all rows are one sequence")
-        return Columns(tuple(cells.index(name) for name in names), borders, wide), True
+        for note in border_notes(expected.units, cells):
+            say(note)
+        return Header(tuple(cells.index(name) for name in names), borders, wide), True
     rest = [k for k in range(wide) if k not in borders.values()]
     words = not any(cells[k] == "" or is_number(cells[k], decimal) for k in rest)
     if not names and words and len(rest) == width:
         shown = ", ".join(cells[k] for k in rest)
         say(f"the filter knows no column names: {shown} are taken in this order")
-        return Columns(tuple(rest), borders, wide), True
+        return Header(tuple(rest), borders, wide), True
     shown = ", ".join(map(repr, cells[:8]))
     if not names:
         raise KbrError(f"expected {width} numbers, or as many names; got {shown[:200]}.")
@@ -134,7 +130,7 @@ def _columns(
     )
 
 
-def _row(line: int, cells: Sequence[str], columns: Columns, expected: Format, decimal: str) -> Row:
+def _row(line: int, cells: Sequence[str], columns: Header, expected: Format, decimal: str) -> Row:
     if len(cells) < columns.width or any(cells[columns.width :]):
         return Row(line, KbrError(f"expected {columns.width} cells; got {len(cells)}."))
     numbers = []
