@@ -19,12 +19,12 @@ TRAIN, TEST, LOST = "#0072B2", "#D55E00", "#CC0000"
 
 def inspect_figures(folder: Path, problem: OwnData) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {"columns": _columns, "parts": _parts}
+    pictures = {"columns.png": _columns, "parts.png": _parts}
     if problem.recording.has_images:
-        drawn["frames"] = _frames
-    for name, draw in drawn.items():
+        pictures["frames.png"] = _frames
+    for name, draw in pictures.items():
         draw(folder / name, problem)
-    return [folder / f"{name}.png" for name in drawn]
+    return [folder / name for name in pictures]
 
 
 def _labelled_columns(problem: OwnData) -> tuple[list[tuple[str, np.ndarray]], str]:
@@ -46,12 +46,8 @@ def _columns(path: Path, problem: OwnData) -> None:
     borders = np.flatnonzero(problem.recording.starts(problem.splitting.max_gap))[1:]
     rows = np.arange(len(held_out))
     height = 1.2 * len(columns) + 0.8
-    layout: dict[str, Any] = {
-        "figsize": (8, height),
-        "sharex": True,
-        "rect": (0, 0, 1, 1 - 0.3 / height),
-    }
-    with picture(path, len(columns), **layout) as (figure, axes):
+    layout: dict[str, Any] = {"sharex": True, "rect": (0, 0, 1, 1 - 0.3 / height)}
+    with picture(path, len(columns), figsize=(8, height), **layout) as (figure, axes):
         for axis, (label, values) in zip(axes[:, 0], columns, strict=True):
             for colour, part, name in _parts_of(held_out):
                 axis.plot(rows[part], values[part], ".", ms=2, color=colour, label=name)
@@ -73,11 +69,8 @@ def _parts(path: Path, problem: OwnData) -> None:
     (columns, rest), held_out = _labelled_columns(problem), problem.parts.held_out
     across = min(4, len(columns))
     down = -(-len(columns) // across)
-    layout: dict[str, Any] = {
-        "figsize": (2.4 * across + 0.6, 2.0 * down + 0.5),
-        "rect": (0, 0, 1, 0.92),
-    }
-    with picture(path, down, across, **layout) as (figure, axes):
+    size = (2.4 * across + 0.6, 2.0 * down + 0.5)
+    with picture(path, down, across, rect=(0, 0, 1, 0.92), figsize=size) as (figure, axes):
         for axis in axes.flat[len(columns) :]:
             axis.set_visible(False)
         for axis, (label, values) in zip(axes.flat, columns, strict=False):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import LogLocator
 
 from kbr.app.figures.style import handles_of, picture, styles_of
 from kbr.app.report.comparison import QUICK, Comparison
@@ -48,14 +49,12 @@ def paired_panel(axis: Any, comparison: Comparison, model: str) -> None:
     common = sorted(ours.keys() & theirs.keys())
     x, y = (np.array([errors[key] for key in common]) for errors in (theirs, ours))
     style = styles_of(comparison.models)[model]
-    axis.scatter(
-        x, y, s=14, color=style["color"], marker=style["marker"], alpha=0.6, linewidths=0.6
-    )
+    look = {"color": style["color"], "marker": style["marker"]}
+    axis.scatter(x, y, s=14, alpha=0.6, linewidths=0.6, **look)
     values = np.concatenate([x, y]) if common else np.array([0.0, 1.0])
     low, high = values.min(), values.max()
     if low > 0 and high / low > 5:
-        axis.set_xscale("log")
-        axis.set_yscale("log")
+        axis.set(xscale="log", yscale="log")
         margin = (high / low) ** 0.05
         ends = [low / margin, high * margin]
     else:
@@ -67,14 +66,6 @@ def paired_panel(axis: Any, comparison: Comparison, model: str) -> None:
     axis.set(xlim=ends, ylim=ends, aspect="equal")
     axis.set_xlabel(folded(f"MSE of {comparison.reference}"))
     axis.set_ylabel(folded(f"MSE of {model}"))
-
-
-def paired_models(comparison: Comparison) -> list[str]:
-    """The models that have a seed and x in common with the reference."""
-    assert comparison.reference is not None
-    theirs = comparison.errors(comparison.reference)
-    others = [name for name in comparison.models if name != comparison.reference]
-    return [name for name in others if comparison.errors(name).keys() & theirs.keys()]
 
 
 def folded(name: str) -> str:
@@ -100,18 +91,13 @@ def _curves(axis: Any, comparison: Comparison) -> None:
         axis.set_xscale("log", base=2 if comparison.x == "dim" else 10)
     if has_log:  # an error of zero has no place there
         axis.set_yscale("log")
-        _label_axis(axis.yaxis, *axis.get_ylim())
+        low, high = axis.get_ylim()
+        if high / low < 20:  # powers of ten alone would leave a short axis bare
+            marks = np.arange(1, 10, 0.5).tolist() if high / low < 3 else [1, 1.5, 2, 3, 4, 5, 6, 8]
+            axis.yaxis.set_major_locator(LogLocator(subs=marks))
+            axis.yaxis.set_major_formatter("{x:g}")
     axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axis.minorticks_off()
-
-
-def _label_axis(axis: Any, low: float, high: float) -> None:
-    """Powers of ten alone would leave a short log axis bare."""
-    if high / low < 20:
-        steps = np.arange(1, 10, 0.5) if high / low < 3 else (1, 1.5, 2, 3, 4, 5, 6, 8)
-        marks = [m * 10.0**e for e in range(-9, 9) for m in steps]
-        shown = [m for m in marks if low <= m <= high]
-        axis.set_ticks(shown, [f"{m:g}" for m in shown])
 
 
 def _model_lines(axis: Any, comparison: Comparison) -> None:
@@ -121,10 +107,8 @@ def _model_lines(axis: Any, comparison: Comparison) -> None:
         errors = np.array(list(comparison.errors(model).values()))
         style = styles[model]
         axis.scatter(errors, np.full(len(errors), place), s=12, color=style["color"], alpha=0.35)
-        half = 2 * standard_error(errors)
-        axis.errorbar(
-            errors.mean(), place, xerr=half, color=style["color"], marker=style["marker"], capsize=3
-        )
+        look = {"color": style["color"], "marker": style["marker"], "capsize": 3}
+        axis.errorbar(errors.mean(), place, xerr=2 * standard_error(errors), **look)
     axis.set_yticks(range(len(comparison.models)), [folded(name) for name in comparison.models])
     axis.set_ylim(len(comparison.models) - 0.5, -0.5)
     axis.set_xlabel(ERROR)
