@@ -48,8 +48,8 @@ def animate(path: Path, outcome: Outcome) -> Path | None:
             parts.append(_compass(axis, mean, truth, cov, view))
         else:
             parts.append(_plane(axis, mean, truth, cov, view, outcome.shown_spread))
-        handles, labels = axis.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=1 + columns, fontsize=8)
+        legend = axis.get_legend_handles_labels()
+        figure.legend(*legend, loc="outside lower center", ncols=1 + columns, fontsize=8)
         title, frames = figure.suptitle("step 1", fontsize=9), []
         figure.canvas.draw()
         figure.set_layout_engine("none")  # the layout stays as it is

@@ -63,9 +63,8 @@ def weights_figure(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
     steps = telling_steps(view.weights)
     z = view.z_train.double().numpy()
     above, below = (_curve, _stems) if z.shape[1] == 1 else (_shade, _dots)
-    layout: dict[str, Any] = {"rect": (0, 0, 1, 0.95), "sharex": True, "sharey": "row"}
     size = (2.4 * len(steps) + 0.6, 5.2)
-    with picture(path, 2, len(steps), figsize=size, **layout) as (figure, axes):
+    with picture(path, 2, len(steps), figsize=size, sharex=True, sharey="row") as (figure, axes):
         for k, t in enumerate(steps):
             w = view.weights[t].double().numpy()
             for axis, draw in zip(axes[:, k], (above, below), strict=True):
@@ -76,8 +75,8 @@ def weights_figure(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
             axes[0, k].set_title(f"step {t + 1}", fontsize=9)
         for axis, name in zip(axes[:, 0], ("density", "weights"), strict=True):
             axis.text(0.04, 0.94, name, transform=axis.transAxes, va="top", fontsize=9)
-        handles, labels = axes[1, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, ncols=len(labels), loc="upper center", columnspacing=1)
+        legend = axes[1, 0].get_legend_handles_labels()
+        figure.legend(*legend, ncols=5, loc="outside upper center", columnspacing=1)
     return path
 
 

@@ -1,8 +1,8 @@
 """Plots of a recording before training: its columns, its two parts, its frames."""
 
+import math
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -46,8 +46,7 @@ def _columns(path: Path, problem: OwnData) -> None:
     borders = np.flatnonzero(problem.recording.starts(problem.splitting.max_gap))[1:]
     rows = np.arange(len(held_out))
     height = 1.2 * len(columns) + 0.8
-    layout: dict[str, Any] = {"sharex": True, "rect": (0, 0, 1, 1 - 0.3 / height)}
-    with picture(path, len(columns), figsize=(8, height), **layout) as (figure, axes):
+    with picture(path, len(columns), figsize=(8, height), sharex=True) as (figure, axes):
         for axis, (label, values) in zip(axes[:, 0], columns, strict=True):
             for colour, part, name in _parts_of(held_out):
                 axis.plot(rows[part], values[part], ".", ms=2, color=colour, label=name)
@@ -61,16 +60,16 @@ def _columns(path: Path, problem: OwnData) -> None:
             axis.set_ylabel(label, rotation=0, ha="right", va="center")
         axes[-1, 0].set_xlabel(f"row ({rest})" if rest else "row")
         handles, names = handles_of(axes)
-        figure.legend(handles, names, ncols=len(names), markerscale=2, loc="upper right")
+        figure.legend(handles, names, ncols=len(names), markerscale=2, loc="outside upper right")
 
 
 def _parts(path: Path, problem: OwnData) -> None:
     """Histograms of training and test rows: where they differ, a filter has to extrapolate."""
     (columns, rest), held_out = _labelled_columns(problem), problem.parts.held_out
     across = min(4, len(columns))
-    down = -(-len(columns) // across)
+    down = math.ceil(len(columns) / across)
     size = (2.4 * across + 0.6, 2.0 * down + 0.5)
-    with picture(path, down, across, rect=(0, 0, 1, 0.92), figsize=size) as (figure, axes):
+    with picture(path, down, across, figsize=size) as (figure, axes):
         for axis in axes.flat[len(columns) :]:
             axis.set_visible(False)
         for axis, (label, values) in zip(axes.flat, columns, strict=False):
@@ -83,7 +82,7 @@ def _parts(path: Path, problem: OwnData) -> None:
             axis.set_xlabel(label)
             axis.set_yticks([])
         handles, names = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, names, ncols=2, loc="upper right")
+        figure.legend(handles, names, ncols=2, loc="outside upper right")
         figure.text(0.01, 0.99, rest, va="top")
 
 
@@ -108,7 +107,7 @@ def _frames(path: Path, problem: OwnData) -> None:
     rows = there[np.linspace(0, len(there) - 1, min(FRAMES, len(there))).astype(int)]
     drawn = recording.x[rows].astype(np.float64)
     low, high = np.nanmin(drawn), np.nanmax(drawn)
-    with picture(path, 2, -(-len(rows) // 2), figsize=(9, 4.6)) as (figure, axes):
+    with picture(path, 2, math.ceil(len(rows) / 2), figsize=(9, 4.6)) as (figure, axes):
         for axis in axes.flat:
             axis.set_axis_off()
         for axis, row, pixels in zip(axes.flat, rows, drawn, strict=False):

@@ -35,11 +35,8 @@ def sweep_figure(path: Path, comparisons: Sequence[Comparison]) -> None:
 
 def error_panel(axis: Any, comparison: Comparison) -> None:
     """Curves over x, or a line for each model where nothing numeric is varied."""
-    if comparison.x is None:
-        _model_lines(axis, comparison)
-    else:
-        _curves(axis, comparison)
-        axis.set_xlabel(folded(comparison.label))
+    draw = _model_lines if comparison.x is None else _curves
+    draw(axis, comparison)
 
 
 def paired_panel(axis: Any, comparison: Comparison, model: str) -> None:
@@ -77,19 +74,16 @@ def folded(name: str) -> str:
 
 
 def _curves(axis: Any, comparison: Comparison) -> None:
-    styles = styles_of(comparison.models)
-    has_log = True
-    for model in comparison.models:
+    for model, style in styles_of(comparison.models).items():
         mine = [one for one in comparison.summary if one.model == model]
         at, mean, stderr = np.array([(one.at, one.mean, one.stderr) for one in mine], dtype=float).T
-        style, has_log = styles[model], has_log and bool((mean > 0).all())
         axis.plot(at, mean, label=folded(model), **style)
         lower = np.maximum(mean - 2 * stderr, mean / 10)  # log axes have no zero
         axis.fill_between(at, lower, mean + 2 * stderr, color=style["color"], alpha=0.15, lw=0)
     ticks = [float(at) for at in comparison.lowest]
     if ticks[0] > 0:
         axis.set_xscale("log", base=2 if comparison.x == "dim" else 10)
-    if has_log:  # an error of zero has no place there
+    if all(one.mean > 0 for one in comparison.summary):  # an error of zero has no place there
         axis.set_yscale("log")
         low, high = axis.get_ylim()
         if high / low < 20:  # powers of ten alone would leave a short axis bare
@@ -98,14 +92,13 @@ def _curves(axis: Any, comparison: Comparison) -> None:
             axis.yaxis.set_major_formatter("{x:g}")
     axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axis.minorticks_off()
+    axis.set_xlabel(folded(comparison.label))
 
 
 def _model_lines(axis: Any, comparison: Comparison) -> None:
     """Every trial as a faint point, the mean with two standard errors over it."""
-    styles = styles_of(comparison.models)
-    for place, model in enumerate(comparison.models):
+    for place, (model, style) in enumerate(styles_of(comparison.models).items()):
         errors = np.array(list(comparison.errors(model).values()))
-        style = styles[model]
         axis.scatter(errors, np.full(len(errors), place), s=12, color=style["color"], alpha=0.35)
         look = {"color": style["color"], "marker": style["marker"], "capsize": 3}
         axis.errorbar(errors.mean(), place, xerr=2 * standard_error(errors), **look)

@@ -110,10 +110,10 @@ def summarize(
     summaries = []
     for (data, at, model), errors in cells.items():
         values, test = np.array(list(errors.values())), None
-        if reference and model != reference:
-            against = cells.get((data, at, reference))
+        if reference and (data, at, reference) not in cells:
             test = PairedTest(pairs=0, note=f"no trials of {reference}")
-            test = test if against is None else paired_test(errors, against)
+        elif reference and model != reference:
+            test = paired_test(errors, cells[data, at, reference])
         summaries.append(
             ModelSummary(
                 data=data,
