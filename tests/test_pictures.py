@@ -135,7 +135,7 @@ def test_labels_name_the_axes_with_and_without_a_view(tmp_path, monkeypatch):
 
 
 def test_gaps_are_shaded_and_angles_leave_no_line_across(tmp_path, monkeypatch):
-    """350 to 10 degrees is no fall; a label with dollar signs is no formula."""
+    """From 350 to 10 degrees no line falls; a label with dollar signs is not read as a formula."""
     kept = []
     monkeypatch.setattr(style, "save", lambda figure, *_: kept.append(figure) or [0])
     made = outcome((1,), dz=1, missing=(2, 3, 6))

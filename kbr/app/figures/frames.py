@@ -1,13 +1,13 @@
 """Pictures of frames: what was observed, the training frames, and what the encoder looks at."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import torch
+import numpy as np
 from matplotlib.colors import PowerNorm
 from torch import Tensor
-from torch.nn.functional import pad
 
 from kbr.app.figures.style import STYLE, picture
 from kbr.app.figures.view import View, as_pictures, spread_out
@@ -15,6 +15,7 @@ from kbr.app.tasks.heading import degrees_text
 
 FRAMES = 10
 COLUMNS = 8  # of a contact sheet
+STRIP, GAP = 14, 3  # pixels over a frame of it for the title, and between two
 MARKS: dict[str, dict[str, Any]] = {  # told apart by shape; both show on dark and light frames
     "truth": {"marker": "o", "mfc": "none", "mec": "#E05A00", "ms": 12, "mew": 1.4},
     "filter mean": {"marker": "P", "mfc": "#56B4E9", "mec": "black", "ms": 6, "mew": 0.8},
@@ -49,25 +50,21 @@ def observations(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
 
 def contact_sheet(images: Tensor, titles: list[str]) -> Any:
     """Frames [k, c, h, w] in a grid, each under its title; a figure for `save` or TensorBoard."""
-    import kbr._torchvision  # noqa: F401, I001  (before torchvision)
-    from torchvision.utils import make_grid
-
-    frames = torch.from_numpy(as_pictures(images)).permute(0, 3, 1, 2)
-    scale = max(1, 96 // frames.shape[-1])
-    frames = frames.repeat_interleave(scale, -1).repeat_interleave(scale, -2)
-    strip, gap = 14, 3
-    height, width = frames.shape[-2] + strip, frames.shape[-1]
-    grid = make_grid(pad(frames, (0, 0, strip, 0), value=1.0), COLUMNS, gap, pad_value=1.0)
-    tall, wide = grid.shape[-2:]
+    scale = max(1, 96 // images.shape[-1])
+    pictures = as_pictures(images).repeat(scale, 1).repeat(scale, 2)
+    count, tall, wide, _ = pictures.shape
+    down, across = math.ceil(count / COLUMNS) * (STRIP + tall + GAP), wide + GAP
+    sheet = np.ones((down + GAP, min(count, COLUMNS) * across + GAP, 3))
     with plt.style.context(STYLE):
-        figure = plt.figure(figsize=(wide / 100, tall / 100))
+        figure = plt.figure(figsize=(sheet.shape[1] / 100, sheet.shape[0] / 100))
         axis = figure.add_axes((0, 0, 1, 1))
         axis.set_axis_off()
-        axis.imshow(grid.permute(1, 2, 0).numpy(), aspect="auto", interpolation="nearest")
-        for k, title in enumerate(titles):
-            x = gap + (k % COLUMNS) * (width + gap) + width / 2
-            y = gap + (k // COLUMNS) * (height + gap) + strip - 4
-            axis.text(x, y, title, ha="center", va="baseline", fontsize=7)
+        for k, (frame, title) in enumerate(zip(pictures, titles, strict=True)):
+            top = GAP + (k // COLUMNS) * (STRIP + tall + GAP) + STRIP
+            left = GAP + (k % COLUMNS) * across
+            sheet[top : top + tall, left : left + wide] = frame
+            axis.text(left + wide / 2, top - 4, title, ha="center", va="baseline", fontsize=7)
+        axis.imshow(sheet, aspect="auto", interpolation="nearest")
     return figure
 
 
