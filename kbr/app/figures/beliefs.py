@@ -150,7 +150,7 @@ def _stems(axis: Any, z: np.ndarray, w: np.ndarray) -> None:
 
 
 def are_alike(z: np.ndarray) -> bool:
-    """Whether points [n, 2] fit a picture with one scale: columns may have other units."""
+    """Whether both coordinates of points [n, 2] can share one scale: their units may differ."""
     spread = np.ptp(z, axis=0)
     return bool(spread.max() <= ALIKE * spread.min())
 

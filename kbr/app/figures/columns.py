@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kbr.app.figures.style import handles_of, picture
+from kbr.app.figures.view import spread_out
 from kbr.app.recordings.task import OwnData
 
 COLUMNS = 8
@@ -104,13 +105,13 @@ def _frames(path: Path, problem: OwnData) -> None:
     """Frames spread over the recording, with their states."""
     recording = problem.recording
     there = np.flatnonzero(~recording.x_missing)
-    rows = there[np.linspace(0, len(there) - 1, min(FRAMES, len(there))).astype(int)]
-    drawn = recording.x[rows].astype(np.float64)
-    low, high = np.nanmin(drawn), np.nanmax(drawn)
+    rows = there[spread_out(FRAMES, len(there))]
+    frames = recording.x[rows].astype(np.float64)
+    low, high = np.nanmin(frames), np.nanmax(frames)
     with picture(path, 2, math.ceil(len(rows) / 2), figsize=(9, 4.6)) as (figure, axes):
         for axis in axes.flat:
             axis.set_axis_off()
-        for axis, row, pixels in zip(axes.flat, rows, drawn, strict=False):
+        for axis, row, pixels in zip(axes.flat, rows, frames, strict=False):
             frame = np.moveaxis((pixels - low) / max(high - low, 1e-12), 0, -1)
             axis.imshow(frame[..., :3] if frame.shape[-1] >= 3 else frame[..., 0], cmap="gray")
             state = ", ".join(f"{value:.3g}" for value in recording.z[row][:3])

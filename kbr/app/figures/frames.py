@@ -53,15 +53,15 @@ def contact_sheet(images: Tensor, titles: list[str]) -> Any:
     scale = max(1, 96 // images.shape[-1])
     pictures = as_pictures(images).repeat(scale, 1).repeat(scale, 2)
     count, tall, wide, _ = pictures.shape
-    down, across = math.ceil(count / COLUMNS) * (STRIP + tall + GAP), wide + GAP
-    sheet = np.ones((down + GAP, min(count, COLUMNS) * across + GAP, 3))
+    down, across = STRIP + tall + GAP, wide + GAP
+    rows, columns = math.ceil(count / COLUMNS), min(count, COLUMNS)
+    sheet = np.ones((rows * down + GAP, columns * across + GAP, 3))
     with plt.style.context(STYLE):
         figure = plt.figure(figsize=(sheet.shape[1] / 100, sheet.shape[0] / 100))
         axis = figure.add_axes((0, 0, 1, 1))
         axis.set_axis_off()
         for k, (frame, title) in enumerate(zip(pictures, titles, strict=True)):
-            top = GAP + (k // COLUMNS) * (STRIP + tall + GAP) + STRIP
-            left = GAP + (k % COLUMNS) * across
+            top, left = GAP + (k // COLUMNS) * down + STRIP, GAP + (k % COLUMNS) * across
             sheet[top : top + tall, left : left + wide] = frame
             axis.text(left + wide / 2, top - 4, title, ha="center", va="baseline", fontsize=7)
         axis.imshow(sheet, aspect="auto", interpolation="nearest")

@@ -1,4 +1,4 @@
-"""Pictures of one run: its first trial."""
+"""Pictures of one run, drawn from its first trial."""
 
 from collections.abc import Sequence
 from pathlib import Path

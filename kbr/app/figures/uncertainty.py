@@ -1,4 +1,4 @@
-"""Is the filter as sure as it should be: two pictures over all trials."""
+"""Two pictures over all trials: is the filter as sure as it should be?"""
 
 from pathlib import Path
 

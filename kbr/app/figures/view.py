@@ -25,8 +25,8 @@ class View:
     `circular`: z is (cos, sin) of a heading. `window`: the left, right, lower and upper border of a
     frame in the plane of z, where z is a position. `weights`: the posterior's, on z_train, at the
     first steps. `gaze`: heat maps and places of an encoder that has them, for given frames.
-    `labels`: the latent's columns with their units, where they were recorded. `turns`: a full turn
-    of each that is an angle, None of the others.
+    `labels`: the latent's columns with their units, where they were recorded. `turns`: the size of
+    a full turn for each column that is an angle, None for the others.
     """
 
     x_train: Tensor
@@ -109,7 +109,7 @@ def weights_along(filt: Stepping, x: Iterable[Tensor]) -> Iterator[Tensor]:
 def as_pictures(frames: Tensor) -> np.ndarray:
     """Frames [k, c, h, w] as [k, h, w, 3] in 0 .. 1; missing pixels are grey.
 
-    Values far outside 0 .. 1 are brought there by the frames' own range.
+    Values far outside 0 .. 1 are scaled by the frames' own range.
     """
     values = frames.double().nan_to_num(0.5)
     low, high = float(values.min()), float(values.max())

@@ -1,4 +1,4 @@
-"""Runs compared by data set: which models, tested against which, over what that was varied."""
+"""Comparisons of runs, one for each data set: its models, their reference, what was varied."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -60,12 +60,9 @@ class Comparison:
 
     @cached_property
     def lowest(self) -> dict[float, float]:
-        """The lowest mean error at each x, in their order."""
-        means: dict[float, float] = {}
-        for one in self.summary:
-            if one.at is not None:
-                means[one.at] = min(one.mean, means.get(one.at, one.mean))
-        return dict(sorted(means.items()))
+        """The lowest mean error at each x, in order of x."""
+        places = sorted({one.at for one in self.summary if one.at is not None})
+        return {at: min(one.mean for one in self.summary if one.at == at) for at in places}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +87,8 @@ class Report:
 def report_of(collection: Collection) -> Report:
     """A comparison for each data set.
 
-    Of further keys that are varied, those of the data make data sets of their own, as their test
-    sequences are others; the rest become part of the models' names.
+    Further varied keys of the data make separate data sets, as they change the test sequences;
+    other varied keys become part of the models' names.
     """
     problems = list(collection.problems)
     by_data: dict[tuple[str, str], list[Run]] = {}
@@ -126,7 +123,7 @@ def _trials(runs: Sequence[Run], keys: Sequence[str]) -> list[Trial]:
 
 
 def _recording(run: Run) -> str:
-    """The file of a recording of one's own; files of other data hold what is always the same."""
+    """The file of the user's own recording; other data are the same from any file."""
     return _plain(run.value("data.path")) if run.value("data") in OWN else ""
 
 

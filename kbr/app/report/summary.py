@@ -68,7 +68,7 @@ def standard_error(errors: np.ndarray) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSummary:
-    """Errors of one model on one data set at one x; `test` is None of the reference itself."""
+    """Errors of one model on one data set at one x; `test` is None for the reference itself."""
 
     data: str
     x: str | None

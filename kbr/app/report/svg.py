@@ -1,4 +1,4 @@
-"""Pictures as SVG inside a page: they take the page's ink, so light and dark both read well."""
+"""Pictures as SVG inside a page, in the page's own colours: readable in light and dark mode."""
 
 import io
 import warnings
