@@ -218,7 +218,7 @@ class MeanAlone:
     ],
 )
 def test_answers_of_any_form(answer, scale):
-    """Means alone have the covariance of the validation errors."""
+    """A model that gives only means gets the covariance of its validation errors."""
     known = 3 * torch.eye(2, dtype=torch.float64)
     x = np.array([[0.0], [1.0], [np.nan], [2.0]])
     result = Answers(Says(answer), "says", known).filter(x)

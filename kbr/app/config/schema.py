@@ -23,10 +23,8 @@ Dropout = Annotated[float, Range(0, 1, open="high")]
 Steps = Annotated[int, Range(0, most=10**9)]
 Grid = Annotated[Sequence[Positive], Length()]
 Part = Annotated[Any, Node]  # what is built from a part of the config
-Engine = Annotated[
-    Literal["auto", "low_rank", "compressed", "active_set"] | Built,
-    Described("auto, low_rank, compressed or active_set"),
-]
+EngineName = Literal["auto", "low_rank", "compressed", "active_set"]
+Engine = Annotated[EngineName | Built, Described("auto, low_rank, compressed or active_set")]
 Name = Annotated[str, Length(), Described("a name")]
 Column = Annotated[str, Length(), Described("the name of a column")]
 Columns = Annotated[

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor
@@ -97,7 +97,7 @@ class KernelMethod:
             widths=tuple(self.widths),
             etas=None if self.etas is None else tuple(self.etas),
             lams=None if self.lams is None else tuple(self.lams),
-            engine=self.engine,
+            engine=cast(Any, self.engine),
             standardize=False,  # the problem's units do, where it has any
         )
 
