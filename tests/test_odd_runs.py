@@ -221,7 +221,7 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
 
     def refuse(path):
         if Path(path).name == "iw":
-            raise PermissionError(13, "Permission denied")
+            raise PermissionError(13, "Permission denied", str(path))  # as the system does
         return scan(path)
 
     monkeypatch.setattr(runs.os, "scandir", refuse)
