@@ -63,6 +63,17 @@ class Splitting:
                 f"data.max_gap={self.max_gap:g} is a step of time, and there are no time stamps. "
                 "Name them (data.time), or leave data.max_gap out."
             )
+        kind, held_out = self.held_out(recording)
+        starts = recording.starts(self.max_gap)
+        usable = ~(recording.x_missing | recording.z_missing) & ~held_out
+        train = _pieces(usable, starts, self.n_train, last=True)
+        test = _pieces(held_out, starts, self.n_test, last=False)
+        known = sum(int((~recording.z_missing[piece]).sum()) for piece in test)
+        self._check(train, known, kind)
+        return Split(kind, train, test, held_out, recording.sampling(self.max_gap))
+
+    def held_out(self, recording: Recording) -> tuple[str, np.ndarray]:
+        """How the recording is split, and which rows [T] are for the test."""
         count = int(recording.sequence[-1]) + 1
         kind = self.split
         if kind == "auto":
@@ -72,14 +83,8 @@ class Splitting:
                 "data.split=sequence needs at least two sequences; there is one. Name the "
                 "sequences (data.sequence), or set data.split=time."
             )
-        held_out = self._last_sequences(recording) if kind == "sequence" else self._ends(recording)
-        starts = recording.starts(self.max_gap)
-        usable = ~(recording.x_missing | recording.z_missing) & ~held_out
-        train = _pieces(usable, starts, self.n_train, last=True)
-        test = _pieces(held_out, starts, self.n_test, last=False)
-        known = sum(int((~recording.z_missing[piece]).sum()) for piece in test)
-        self._check(train, known, kind)
-        return Split(kind, train, test, held_out, recording.sampling(self.max_gap))
+        chosen = self._last_sequences if kind == "sequence" else self._ends
+        return kind, chosen(recording)
 
     def _ends(self, recording: Recording) -> np.ndarray:
         """The last rows of every sequence."""
