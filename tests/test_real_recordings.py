@@ -1,6 +1,7 @@
 """The four real recordings: sizes, splits, columns. They are not part of kbr: KBR_TEST_DATA."""
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -137,7 +138,7 @@ def test_uwb_plaza(site, counts):
     smooth = way < 1
     assert np.corrcoef(driven[smooth], way[smooth])[0, 1] > 0.9
     held = uwb_plaza(ROOT, site=site, hold=3.0).recording.x
-    np.testing.assert_array_equal(held[there == 1][np.isfinite(x[there == 1])], x[np.isfinite(x)])
+    np.testing.assert_array_equal(held[np.isfinite(x)], x[np.isfinite(x)])
     assert np.isfinite(held).mean() > 0.6
 
 
@@ -178,3 +179,13 @@ def test_a_run_trains_and_is_evaluated_again(name, tmp_path, monkeypatch, capsys
         command(monkeypatch, "evaluate", "run=run", f"data.path={path}")
         saved = np.load("run/evaluation/551_US06/posterior.npz")
         assert saved["mean"].shape == (1, 134, 1)
+
+
+@THERE
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    page = Path(__file__).resolve().parent.parent / "docs" / "real_data.md"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real").symlink_to(ROOT)
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(compile(block, page.name, "exec"), {})
+    assert "beacon 0" in capsys.readouterr().out

@@ -71,7 +71,7 @@ def _irregular(recording: Recording, split: Split) -> Iterator[str]:
         yield (
             f"sampling is irregular: steps of time from {sampling.shortest:.3g} to {longest:.3g}"
             f"{unit}, usually {sampling.usual:.3g}; {sampling.uneven:.0%} differ by over 20 % from "
-            "that. Every row counts as one step: resample to equal steps"
+            "that. Every row counts as one step: data.resample makes equal steps"
         )
 
 
