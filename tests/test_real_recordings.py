@@ -23,10 +23,10 @@ THERE = pytest.mark.skipif(
 READERS = {"rtt_canteen": rtt_canteen, "battery": battery, "turbofan": turbofan}
 READERS["uwb_plaza"] = uwb_plaza
 SETTINGS = {
-    "rtt_canteen": {"missing": False},
+    "rtt_canteen": {"missing": False, "resample": None},
     "battery": {"step": 30.0},
     "turbofan": {"truth": "last"},
-    "uwb_plaza": {"site": "Plaza1", "hold": 3.0, "max_gap": 10.0},
+    "uwb_plaza": {"site": "Plaza1", "hold": 6.0, "max_gap": 10.0, "resample": None},
 }
 
 
@@ -160,7 +160,11 @@ def test_each_is_a_task(name):
     assert len(problem.parts.test_rows) == held_out.sum()
     assert problem.info()["test/mse_of_mean"] > 0
     assert problem.filter_units.x_names == problem.recording.x_names
+    assert problem.parts.train_rows.size > 0.9 * (~held_out).sum()
     if name == "turbofan":
+        few = tasks.turbofan(name=name, root=str(ROOT), truth="last", n_test=10)
+        with pytest.raises(KbrError, match=r"known z\. Raise data\.n_test"):
+            _ = few.parts
         result = problem.recording.z[problem.parts.test_rows]
         assert int(np.isfinite(result).sum()) == 100
 
@@ -172,7 +176,7 @@ def test_a_run_trains_and_is_evaluated_again(name, tmp_path, monkeypatch, capsys
     few = ["data.n_train=150", "data.n_test=40", f"hydra.run.dir={tmp_path}/run"]
     command(monkeypatch, "train", f"data={name}", f"data.root={ROOT}", "model=iw", *few)
     said = capsys.readouterr().out
-    assert "averaged into" in said if name == "battery" else "ranges count for 3 s" in said
+    assert "averaged into" in said if name == "battery" else "ranges count for 6 s" in said
     command(monkeypatch, "evaluate", "run=run")
     if name == "battery":  # a new file is averaged as the training rows were
         path = ROOT / "battery_25degC" / "551_US06.csv"

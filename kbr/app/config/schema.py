@@ -195,6 +195,7 @@ class Real:
 @dataclass
 class Canteen(Real):
     missing: bool
+    resample: Positive | None
 
 
 @dataclass
@@ -211,6 +212,7 @@ class Turbofan(Real):
 class Plaza(Real):
     site: Literal["Plaza1", "Plaza2"]
     hold: NotNegative
+    resample: Positive | None
 
 
 # ------------------------------------------------------------------------------------------- models

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,9 @@ class RealSource(Source):
 @dataclass(frozen=True, kw_only=True)
 class Documented(Splitting):
     """The split of the recording's own: by the ids of its sequences."""
+
+    more_train: ClassVar[str] = "Raise data.n_train, or data.hold where there is one"
+    more_test: ClassVar[str] = "Raise data.n_test"
 
     def held_out(self, recording: Recording) -> tuple[str, np.ndarray]:
         assert recording.ids is not None
@@ -63,7 +66,9 @@ def _task(
 METRES = {"position_1": "m", "position_2": "m"}
 
 
-def rtt_canteen(*, name: str, root: str | None, missing: bool, **keys: Any) -> OwnData:
+def rtt_canteen(
+    *, name: str, root: str | None, missing: bool, resample: float | None, **keys: Any
+) -> OwnData:
     return _task(
         name,
         lambda: read_rtt_canteen(root, missing=missing),
@@ -71,6 +76,7 @@ def rtt_canteen(*, name: str, root: str | None, missing: bool, **keys: Any) -> O
         keys=keys,
         units=METRES,
         circular=["Azimuth"],
+        resample=resample,
         time=walks.TIME,
         rename=walks.RENAME,
     )
@@ -98,11 +104,14 @@ def turbofan(*, name: str, root: str | None, truth: str, **keys: Any) -> OwnData
     )
 
 
-def uwb_plaza(*, name: str, root: str | None, site: str, hold: float, **keys: Any) -> OwnData:
+def uwb_plaza(
+    *, name: str, root: str | None, site: str, hold: float, resample: float | None, **keys: Any
+) -> OwnData:
     return _task(
         name,
         lambda: read_uwb_plaza(root, site=site, hold=hold),
         root=root,
         keys=keys,
         units=METRES,
+        resample=resample,
     )

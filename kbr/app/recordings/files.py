@@ -32,8 +32,8 @@ ADVICE = {  # what to do with files that are not read, by their endings
 def files_of(path: Paths, endings: Collection[str]) -> list[Path]:
     """The files and folders that one path, a pattern or a list of them names, each a recording.
 
-    A folder is one recording where it holds x.npy, states.csv or pictures; else each of its files
-    with one of these endings is.
+    A folder is one recording where it holds x.npy, states.csv, or pictures and one CSV file; else
+    each of its files with one of these endings is.
     """
     entries = [path] if isinstance(path, str | Path) else list(path)
     found = [file for entry in entries for file in _named(Path(entry), endings)]
@@ -46,7 +46,8 @@ def is_one(folder: Path) -> bool:
     """Whether a folder is a recording: of arrays, or of frames with their states."""
     if (folder / "x.npy").is_file() or (folder / STATES).is_file():
         return True
-    return any(file.suffix.lower() in PICTURES for file in folder.rglob("*"))
+    pictures = (file for file in folder.rglob("*") if file.suffix.lower() in PICTURES)
+    return len([*folder.glob("*.csv")]) < 2 and next(pictures, None) is not None
 
 
 def refusal(path: Path, endings: Collection[str]) -> KbrError:

@@ -1,6 +1,7 @@
 """Which rows train and which test; pieces never cross a sequence, a gap or a missing row."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -42,6 +43,9 @@ class Splitting:
     max_gap: float | None = None
     n_train: int | None = None
     n_test: int | None = None
+
+    more_train: ClassVar[str] = "Lower data.test_share"  # what gives more rows, for messages
+    more_test: ClassVar[str] = "Raise data.test_share"
 
     def __post_init__(self) -> None:
         if self.split not in ("auto", "time", "sequence"):
@@ -107,7 +111,7 @@ class Splitting:
         if rows < FEWEST:
             raise KbrError(
                 f"data.split={kind} leaves {rows} usable training rows; at least {FEWEST} are "
-                "needed. Lower data.test_share, or record more (rows with a missing x or z do not "
+                f"needed. {self.more_train}, or record more (rows with a missing x or z do not "
                 "count)."
             )
         steps = rows - len(train)
@@ -118,8 +122,7 @@ class Splitting:
             )
         if known < 1:
             raise KbrError(
-                f"data.split={kind} leaves no test row with a known z. Raise data.test_share, now "
-                f"{self.test_share:g}."
+                f"data.split={kind} leaves no test row with a known z. {self.more_test}."
             )
 
 

@@ -19,6 +19,7 @@ FRAMES = "(frames)"  # the column of x
 # The format goes by the ending, never by the content: playlists could name other files.
 FORMATS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".avi": "avi", ".mkv": "matroska"}
 FORMATS |= {".webm": "matroska"}
+SOME = 100  # frames, after which memory is looked at again
 
 
 def read_video(source: "Source", path: Path) -> Columns:
@@ -67,16 +68,17 @@ def _frames(source: "Source", path: Path) -> np.ndarray:
                     )
                 shown = frame.reformat(width=width, height=height, format="rgb24").to_ndarray()
                 frames.append(np.moveaxis(shown, -1, 0))
-                check_memory(
-                    8.0 * frames[0].size * (1 if len(frames) % 100 else len(frames)),
-                    what=f"{len(frames)} frames",
-                    advice="Set data.resize=[height,width], or save them as x.npy.",
-                )
+                if len(frames) % SOME == 1:
+                    check_memory(
+                        5.0 * frames[0].size * (len(frames) + SOME),  # bytes, then float32
+                        what=f"{path} from frame {len(frames)} on",
+                        advice="Set data.resize=[height,width], or save the frames as x.npy.",
+                    )
+            if not frames:
+                raise KbrError(f"{path} holds no frames.")
+            return np.stack(frames).astype(np.float32)
     except (av.FFmpegError, ValueError, MemoryError) as error:
         if isinstance(error, KbrError):
             raise
         said = " ".join(str(error).split())[:120]
         raise KbrError(f"{path} is damaged or no video: {said}.") from error
-    if not frames:
-        raise KbrError(f"{path} holds no frames.")
-    return np.stack(frames).astype(np.float32)
