@@ -84,8 +84,8 @@ def load_filter(path: str | Path, *, trial: int = 0, trust: Sequence[str] = ()) 
     return import_module("kbr.loading").load_filter(path, trial=trial, trust=trust)
 
 
-def read_recording(path: str | Path, filt: Any = None, **keys: Any) -> Any:
-    """A recording (CSV, npz, folder of arrays or frames) as a table that `filt.filter` takes.
+def read_recording(path: str | Path | Sequence[str], filt: Any = None, **keys: Any) -> Any:
+    """A recording (CSV, npz, parquet, mat, video, folder) as a table that `filt.filter` takes.
 
     Columns are found by the names `filt` was trained on; see `kbr.app.recordings.new`.
     """

@@ -33,7 +33,8 @@ FREE = ("trials", "quick", "cost")  # mappings whose keys are names of models or
 SIGNED = {"omega", "beta", "frequency"}  # the numbers that may be negative
 NOT_PARTS = {"figure", *(f"figure.{name}" for name in FREE)}  # mappings, or null
 MAY_BE_EMPTY = {"label", "version"}  # texts
-MAY_BE_NULL = {"data.path", "model.ridge", "model.filter.dropout", "logger.tracking_uri"}
+MAY_BE_NULL = {"data.path", "data.step", "data.max_gap", "model.ridge", "model.filter.dropout"}
+MAY_BE_NULL |= {"logger.tracking_uri"}
 
 
 ALL = [*FILES, "train", "evaluate"]
@@ -208,7 +209,7 @@ def test_a_misspelt_key_is_one_line_that_names_the_right_one(file):
         ("n_train=300", r"n_train is no key. Did you mean data.n_train\?"),
         ("model.lr=1", r"Did you mean model.filter.lr\?"),
         ("expriment=low_dim", r"expriment is no key. Did you mean experiment\?"),
-        ("data=rotatoin", r"data must be dmlab, .* or rotation; got 'rotatoin'. .* rotation\?"),
+        ("data=rotatoin", r"data must be battery, .* or uwb_plaza; got 'rotatoin'. .* rotation\?"),
         ("model=iw_n", r"got 'iw_n'. Did you mean iw_nn\?"),
         ("hydra/launcher=bsic", r"hydra/launcher must be .*; got 'bsic'. Did you mean basic\?"),
         ("data=null", r"data must be .*; got null"),
@@ -228,8 +229,8 @@ def test_a_misspelt_key_is_one_line_that_names_the_right_one(file):
         ("model=iw model.scales=1", r"model.scales must be a list .* above 0 each or null; got 1"),
         ("data=gaussian model=iw model.lam=0", r"model.lam must be .* above 0 or null; got 0"),
         (
-            "data=recording data.path=[a.csv,b.csv]",
-            r"data.path must be the path of one file or folder",
+            "data=recording data.path=[1,2]",
+            r"data.path must be a file, a folder, a pattern \(\*\), or a list of them",
         ),
         ("data.n_train=-3", r"data.n_train must be .* at least 1; got -3"),
         ("+data.extent=a", r"data.extent must be a number; got 'a'"),

@@ -21,7 +21,7 @@ BRIEF = ("model.filter.epochs=2", "model.filter.val_every=2")
 # What a reader fills in, and what the desk below has for it.
 FILLED = {"run=outputs/...": "run=run1", "outputs/low_dim": "swept", "seed=range(0,10)": "seed=0,1"}
 SEARCH = re.compile(r"^(kbr-tune(?:.*\\\n)*.*)$", re.MULTILINE)
-ELSEWHERE = ("submitit_slurm", "report=outputs/...")  # a cluster; a placeholder
+ELSEWHERE = ("submitit_slurm", "report=outputs/...", "data.root=")  # a cluster; a placeholder; data
 
 
 def run(script: str, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

@@ -4,12 +4,14 @@ import io
 import pickle
 import struct
 import tracemalloc
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io
 from PIL import Image
 
 from kbr.app.inspect_data import main
@@ -294,7 +296,7 @@ TABLES = {
     "the same name twice": ("a,b,a\n1,2,3\n", ["2 columns 'a'"]),
     "decimal commas": ("a;b\n1,5;2\n2,5;3\n", ["line 2", "'1,5'", "data.decimal=comma"]),
     "thousands": ('a,b\n1,2\n"1,234.5",3\n', ["line 3", "1,234.5"]),
-    "several numbers": ('a,b\n"[1.5, 2.5]",3\n', ["line 2", "a column of its own"]),
+    "several numbers": ("a;b\n1.5, 2.5;3\n", ["line 2", "a column of its own"]),
     "underscores": ("a,b\n1_000,2\n", ["line 2", "'1_000'"]),
     "a cell too many": ("a,b\n1,2\n3,4,5\n", ["line 3", "3 cells"]),
     "a cell too few": ("a,b\n1,2\n3\n", ["line 3", "1 cells"]),
@@ -341,9 +343,68 @@ def test_a_text_larger_than_memory_is_refused(tmp_path, monkeypatch):
     refused(table(tmp_path, "a,b\n" + "1,2\n" * 50), "takes about", "x.npy", **AB)
 
 
-def test_several_files_are_not_read_yet():
-    with pytest.raises(KbrError, match=r"one file.*data\.sequence"):
-        Source(path=["a.csv", "b.csv"]).read()  # type: ignore[arg-type]
+# Other kinds
+
+
+def parquet(path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    values = np.random.default_rng(0).normal(size=(ROWS, 2))
+    columns = {"a": values[:, 0], "b": values[:, 1], "c": [f"word {k}" for k in range(ROWS)]}
+    pytest.importorskip("pyarrow.parquet").write_table(pa.table(columns), path)
+
+
+def mat(path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(ROWS, 2))
+    scipy.io.savemat(
+        path, {"a": values[:, 0], "b": values[:, 1], "c": "words"}, do_compression=True
+    )
+
+
+@pytest.mark.parametrize("write", [parquet, mat])
+def test_damaged_tables_of_other_kinds_end_in_one_line(tmp_path, write):
+    """A cut or a flipped byte anywhere gives one line, or numbers that are there."""
+    path = tmp_path / f"log.{write.__name__}"
+    write(path)
+    good, refusals = path.read_bytes(), []
+    keys = {"x": ["a"], "z": ["b"]}
+    assert len(Source(path=str(path), **keys).read()) == ROWS
+    damaged = [good[:cut] for cut in range(0, len(good), 29)]
+    damaged += [
+        good[:at] + bytes([good[at] ^ 0xFF]) + good[at + 1 :] for at in range(0, len(good), 11)
+    ]
+    for content in [*damaged, b"", b"a,b\n1,2\n"]:
+        path.write_bytes(content)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                Source(path=str(path), **keys).read()
+        except KbrError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 0.3 * len(damaged)
+    assert not any("\n" in said for said in refusals)
+
+
+def test_what_a_mat_file_claims_is_held_to_the_limit(tmp_path):
+    path = tmp_path / "bomb.mat"
+    scipy.io.savemat(path, {"x": np.zeros((40, 200_000)), "z": Z}, do_compression=True)
+    assert path.stat().st_size < 2e5
+    refused(path, "an array in", "data.max_gb=0.01", max_gb=0.01)
+    scipy.io.savemat(path, {"x": np.zeros((40, 200_000)), "z": Z})
+    refused(path, "'x'", "data.max_gb=0.01", max_gb=0.01)
+    scipy.io.savemat(path, {"x": Z, "z": np.array([{"a": 1}], dtype=object)})
+    refused(path, "no array 'z'")
+    for start in (b"\x89HDF\r\n\x1a\n" + bytes(600), bytes(512) + b"\x89HDF\r\n\x1a\n"):
+        path.write_bytes(start)
+        refused(path, "version 7.3", "-v7")
+
+
+def test_a_playlist_is_no_video(tmp_path):
+    pytest.importorskip("av")
+    path = tmp_path / "clip.mp4"
+    (tmp_path / "clip.csv").write_text("z\n1\n2\n")
+    for content in (b"", b"#EXTM3U\n#EXTINF:1,\nfile:///etc/hostname\n", bytes(5000)):
+        path.write_bytes(content)
+        refused(path, "clip.mp4")
 
 
 def test_what_a_mask_hides_is_missing():

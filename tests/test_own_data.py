@@ -272,7 +272,7 @@ def test_bad_paths_and_frames_are_named(tmp_path):
         with pytest.raises(KbrError, match=word):
             _ = own(path).recording
     (tmp_path / "log.xls").touch()
-    with pytest.raises(KbrError, match=r"\.npz or \.csv"):
+    with pytest.raises(KbrError, match=r"got \.xls\. Save the sheet as CSV"):
         _ = own(tmp_path / "log.xls").recording
     (tmp_path / "states.csv").write_text("file,px\nno.png,1\n")
     with pytest.raises(KbrError, match=r"line 2 .*no\.png"):

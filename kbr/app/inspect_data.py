@@ -1,5 +1,7 @@
 """`kbr-inspect my.npz [key=value ...]`: what kbr understands of a recording, before training.
 
+Several files may be named one after the other, or by a pattern, or by their folder.
+
 The keys are those of data=recording: kbr-inspect log.csv x=[ax,ay] z=[px,py] time=t. `output` is
 the folder of the plots.
 """
@@ -8,6 +10,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +37,21 @@ def main(arguments: list[str] | None = None) -> None:
         piped(lambda: print(__doc__.strip()))
         return
     with one_line_errors():
-        piped(lambda: inspect(words[0], words[1:]))
+        paths = [words[0], *takewhile(lambda word: Path(word).exists(), words[1:])]
+        piped(lambda: inspect(paths, words[len(paths) :]))
 
 
-def inspect(path: str, settings: list[str]) -> None:
+def inspect(paths: list[str], settings: list[str]) -> None:
     """Print what was understood and what may be wrong; plots go into a folder."""
     from kbr.app.figures.columns import inspect_figures
     from kbr.app.recordings.checks import some_of, warnings_about
 
-    problem, output = _problem(path, settings)
+    path = paths[0] if len(paths) == 1 else f"[{','.join(paths)}]"
+    problem, output = _problem(paths, settings)
     recording, parts = problem.recording, problem.parts
     print(f"{path}: {recording.kind}, {len(recording)} rows\n")
+    for note in recording.notes:
+        _say("read", note)
     _say("x", f"{list(recording.x.shape)}, {recording.dtypes[0]}")
     _say("z", f"{list(recording.z.shape)}, {recording.dtypes[1]}")
     _say("sequences", _sequences(problem))
@@ -82,7 +89,7 @@ def _command(path: str, settings: list[str]) -> str:
     return "\n".join([*lines, line])
 
 
-def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
+def _problem(paths: list[str], settings: list[str]) -> tuple[Any, Path]:
     """The problem that train.py would build from the same keys, and the folder for plots."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
@@ -91,11 +98,12 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
     from kbr.app.config.check import check_value, hints
     from kbr.app.config.errors import in_our_words
     from kbr.app.config.schema import OwnData
+    from kbr.app.recordings.files import title_of
 
     config = OmegaConf.create({"data": OmegaConf.load(Path(CONFIGS) / "data" / "recording.yaml")})
     own = ("_target_", "_convert_", "path", "name")
     known = [str(key) for key in config.data if key not in own]
-    output = Path("outputs") / "inspect" / (Path(path).stem or "data")
+    output = Path("outputs") / "inspect" / title_of(paths[0] if len(paths) == 1 else paths)
     for setting in settings:
         key, mark, value = setting.removeprefix("data.").partition("=")
         if key == "output" and mark:
@@ -109,7 +117,7 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
             meant = did_you_mean(key, known) if mark else ""
             listed = f"Give key=value with {', '.join(known)}."
             raise KbrError(" ".join(filter(None, [f"'{setting}' is no setting.", meant, listed])))
-    config.data.path = path
+    config.data.path = paths[0] if len(paths) == 1 else paths
     return construct(config.data), output
 
 

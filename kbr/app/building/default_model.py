@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from kbr.app.recordings.files import files_of
+from kbr.app.recordings.kinds.video import FORMATS
+from kbr.app.recordings.read import READERS
 from kbr.app.recordings.recording import are_frames
 from kbr.core.errors import KbrError
 from kbr.core.io.npy import Npz, file_header
@@ -16,8 +19,9 @@ def default_model(arguments: Sequence[str]) -> str | None:
     typed = {key.lstrip("+"): value for key, _, value in words}
     if any(key in typed for key in DECIDED):
         return None
-    paths = [Path(part) for part in typed.get("data.path", "").strip("'\"").split(",") if part]
+    given = [part.strip("'\" ") for part in typed.get("data.path", "").strip("'\"[] ").split(",")]
     try:
+        paths = files_of([part for part in given if part], READERS)
         frames = [holds_frames(path, typed.get("data.channels", "auto")) for path in paths]
     except (KbrError, KeyError, OSError):
         return None  # the run says what is wrong with the file
@@ -29,4 +33,6 @@ def holds_frames(path: Path, channels: str = "auto") -> bool:
     if path.is_dir():
         arrays = path / "x.npy"
         return not arrays.is_file() or are_frames(file_header(arrays).shape, channels)
+    if path.suffix.lower() in FORMATS:
+        return True
     return path.suffix.lower() == ".npz" and are_frames(Npz(path).header("x").shape, channels)

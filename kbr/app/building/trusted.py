@@ -33,10 +33,12 @@ from kbr.core.errors import KbrError
 
 NEEDED = ("data", "model", "trainer", "logger", "seed", "trials")
 SIMULATED = ("rotation", "oscillatory", "dsprites", "dmlab", "gaussian")
+REAL = ("rtt_canteen", "battery", "turbofan", "uwb_plaza")
 RESOLVERS = ("either", "flat", "resume_or")  # those of config/resolvers.py
 FUNCTIONS = (
     *(f"kbr.app.tasks.simulated.{name}" for name in SIMULATED),
     "kbr.app.recordings.task.recording",
+    *(f"kbr.app.real.tasks.{name}" for name in REAL),
     "kbr.app.tasks.task.sprite_source",
     "kbr.app.tasks.frames.heading_frames",
 )

@@ -31,6 +31,10 @@ Columns = Annotated[
     str | list[str | int | float], Length(), Described("a column, or a list of columns")
 ]
 Path = Annotated[str, Length(), Described("the path of one file or folder")]
+Paths = Annotated[
+    str | list[Path], Length(), Described("a file, a folder, a pattern (*), or a list of them")
+]
+Step = Positive | Annotated[str, Length(), Described("a step like 30s")]
 Folder = Annotated[str, Length(), Described("the path of one folder")]
 Folders = Annotated[
     str | list[Folder], Length(), Described("the path of one folder, or a list of paths")
@@ -84,8 +88,9 @@ class Evaluate:
 @dataclass
 class EvaluateData:
     seed: Seed | None
-    path: Path | None
+    path: Paths | None
     decimal: Literal["point", "comma"] | None
+    rename: dict[str, str] | None
     sequence: Column | None
     time: Column | None
     file: Column | None
@@ -155,13 +160,15 @@ class Heading(Filtering):
 @dataclass
 class OwnData:
     name: Name
-    path: Path | None
+    path: Paths | None
     x: Columns | None
     z: Columns | None
     sequence: Column | None
     time: Column | None
     max_gap: Positive | None
+    resample: Step | None
     decimal: Literal["point", "comma"]
+    rename: dict[str, str] | None
     circular: Annotated[str | list[str], Described("a list of columns, [] for none")]
     angle_unit: Literal["degrees", "radians"]
     units: dict[str, str] | None
@@ -174,6 +181,38 @@ class OwnData:
     channels: Literal["auto", "first", "last"]
     unpack: Folder | None
     max_gb: Positive
+
+
+@dataclass
+class Real:
+    name: Name
+    root: Folder | None
+    max_gap: Positive | None
+    n_train: Count | None
+    n_test: Count | None
+
+
+@dataclass
+class Canteen(Real):
+    missing: bool
+    resample: Positive | None
+
+
+@dataclass
+class Battery(Real):
+    step: Positive | None
+
+
+@dataclass
+class Turbofan(Real):
+    truth: Literal["last", "all"]
+
+
+@dataclass
+class Plaza(Real):
+    site: Literal["Plaza1", "Plaza2"]
+    hold: NotNegative
+    resample: Positive | None
 
 
 # ------------------------------------------------------------------------------------------- models
@@ -323,6 +362,10 @@ OPTIONS: dict[str, type] = {
     "data/dsprites": DSprites,
     "data/dmlab": Heading,
     "data/recording": OwnData,
+    "data/rtt_canteen": Canteen,
+    "data/battery": Battery,
+    "data/turbofan": Turbofan,
+    "data/uwb_plaza": Plaza,
     "model/*": AnyModel,
     "trainer/*": ParallelTrainer,
     "trainer/auto": Trainer,
@@ -338,6 +381,10 @@ TARGETS: dict[str, type] = {
     "kbr.app.tasks.simulated.dsprites": DSprites,
     "kbr.app.tasks.simulated.dmlab": Heading,
     "kbr.app.recordings.task.recording": OwnData,
+    "kbr.app.real.tasks.rtt_canteen": Canteen,
+    "kbr.app.real.tasks.battery": Battery,
+    "kbr.app.real.tasks.turbofan": Turbofan,
+    "kbr.app.real.tasks.uwb_plaza": Plaza,
     "kbr.ImportanceWeightedRule": Rule,
     "kbr.OriginalRule": OriginalRule,
     "kbr.ParticleFilter": ParticleFilter,

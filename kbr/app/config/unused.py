@@ -11,6 +11,7 @@ from kbr.core.errors import KbrError
 KERNEL = ("kbr.app.models.kernel.KernelMethod", "kbr.app.models.refined.RefinedMethod")
 TRAINED = "kbr.app.models.trained.TrainedMethod"
 OWN = "kbr.app.recordings.task.recording"
+REAL = "kbr.app.real.tasks."
 POSTERIOR = "kbr.app.tasks.simulated.gaussian"
 FILTER_KEYS = (
     "lam_transition",
@@ -67,7 +68,7 @@ def _of_kernel(model: Mapping[str, Any], problem: str | None) -> Iterator[Unused
         for name in FILTER_KEYS:
             yield f"model.{name}", "it is for filters, and this data has no dynamics"
     else:
-        if problem != OWN:
+        if problem != OWN and not str(problem).startswith(REAL):
             yield "model.compare_learned", "it is for own data"
         yield "model.tune", "it is for data=gaussian; filters are always tuned"
     if posterior and model.get("tune"):

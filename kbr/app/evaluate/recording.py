@@ -16,6 +16,7 @@ from kbr.app.config.resolvers import model_name
 from kbr.app.figures.run import recording_figures, run_figures
 from kbr.app.models.kernel import Outcome
 from kbr.app.models.own_filter import OwnFilter
+from kbr.app.recordings.files import title_of
 from kbr.app.recordings.new import notes_of, read_new
 from kbr.app.recordings.recording import Recording
 from kbr.app.recordings.task import standardised_error
@@ -49,7 +50,8 @@ def evaluate_recording(
     folder: Path, saved: DictConfig, keys: Mapping[str, Any], trust: Sequence[str] = ()
 ) -> float | None:
     """Writes evaluation/<name of the file>/; the standardised error where the truth is there."""
-    seeds, path = trial_seeds(saved), Path(str(keys["path"]))
+    paths = keys["path"] if isinstance(keys["path"], str) else [*map(str, keys["path"])]
+    seeds, path = trial_seeds(saved), paths if isinstance(paths, str) else ", ".join(paths)
     reading = {key: value for key, value in keys.items() if key not in ("path", "seed")}
     filters = [load_filter(folder, trial=k, trust=trust) for k in range(len(seeds))]
     first = filters[0]
@@ -59,15 +61,16 @@ def evaluate_recording(
             f"data.path gives a new recording to runs on own data (data=recording); {folder} is of "
             f"data={saved.data.name}. Leave out data.path, or set data.seed for fresh sequences."
         )
-    recording = read_new(units, path, reading)
+    recording = read_new(units, paths, reading)
     model = model_name(saved.model)
     print(f"{model} on {path}, {len(recording)} rows, {len(seeds)} trial(s)")
     for note in notes_of(units, recording):
         print(f"  note: {note}")
     back = torch.from_numpy(np.argsort(recording.row))  # to the order of the file
     outcome = _outcome(recording, units, [filt.filter(recording) for filt in filters], back)
-    target = _target(folder / "evaluation", path, recording)
-    record = {"path": str(path), "content": recording.digest(), "rows": len(recording)}
+    title = title_of(paths)
+    target = _target(folder / "evaluation", title, recording)
+    record = {"path": path, "content": recording.digest(), "rows": len(recording)}
     write_json(target / DATA, record)
     borders = {"sequence": recording.ids, "time": recording.stamps}
     there = {name: value[back.numpy()] for name, value in borders.items() if value is not None}
@@ -80,7 +83,8 @@ def evaluate_recording(
         if not bool(known.any()):
             raise KbrError("no row of the recording has a known z. Take its columns of z out.")
         scored = replace(outcome, **{name: getattr(outcome, name)[:, known] for name in ANSWERS})
-        problem = NewRecording(name=path.name, rows=len(recording), units=units)
+        name = Path(path).name if isinstance(paths, str) else title
+        problem = NewRecording(name=name, rows=len(recording), units=units)
         metrics = write_outcome(target, problem, model, seeds, scored)  # type: ignore[arg-type]
         run_figures(target / "figures", scored)
         print_errors(metrics, outcome.labels or ())
@@ -123,13 +127,13 @@ def _outcome(
     )
 
 
-def _target(folder: Path, path: Path, recording: Recording) -> Path:
+def _target(folder: Path, name: str, recording: Recording) -> Path:
     """A folder of the file's name; with a number, where that is of other data."""
-    content, target = recording.digest(), folder / path.stem
+    content, target = recording.digest(), folder / name
     for number in count(2):
         if not target.exists() or (read_json(target / DATA) or {}).get("content") == content:
             break
-        target = folder / f"{path.stem}_{number}"
+        target = folder / f"{name}_{number}"
     return target
 
 

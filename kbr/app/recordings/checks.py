@@ -38,7 +38,7 @@ def warnings_about(problem: "OwnData") -> list[str]:
 def reading_notes(recording: Recording, split: Split) -> tuple[str, ...]:
     """What every run on this recording must say: what was cut, left out or not used."""
     said = (note for check in (_gaps, *TRAPS) for note in check(recording, split))
-    return (*said, *unused_note(recording))
+    return (*recording.notes, *said, *unused_note(recording))
 
 
 def gap_summary(sampling: Sampling, sequences: int, unit: str = "") -> str:
@@ -71,7 +71,7 @@ def _irregular(recording: Recording, split: Split) -> Iterator[str]:
         yield (
             f"sampling is irregular: steps of time from {sampling.shortest:.3g} to {longest:.3g}"
             f"{unit}, usually {sampling.usual:.3g}; {sampling.uneven:.0%} differ by over 20 % from "
-            "that. Every row counts as one step: resample to equal steps"
+            "that. Every row counts as one step: data.resample makes equal steps"
         )
 
 
@@ -121,13 +121,13 @@ def _markers(recording: Recording, split: Split) -> Iterator[str]:
 
 def _in_both(recording: Recording, split: Split) -> Iterator[str]:
     both = [name for name in recording.x_names if name in recording.z_names]
-    if both and recording.kind == "csv":
+    if both and recording.kind in ("csv", "parquet"):
         yield f"leakage: {', '.join(both)} is in data.x and in data.z: x holds the answer"
 
 
 def unused_note(recording: Recording) -> Iterator[str]:
     if recording.unused:
-        what = "columns" if recording.kind in ("csv", "frames") else "arrays"
+        what = "columns" if recording.kind in ("csv", "frames", "parquet") else "arrays"
         yield f"{what} not used: {some_of(recording.unused)}"
 
 

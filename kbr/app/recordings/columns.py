@@ -68,21 +68,44 @@ class Columns:
 
     def others(self, used: Sequence[str | None]) -> tuple[str, ...]:
         """Columns that are not used."""
+        used = [name and self._located(name)[0] for name in used]
         named = [name or f"(column {k + 1}, without a name)" for k, name in enumerate(self.names)]
         return tuple(name for name in named if name not in used)
 
     def place(self, row: int) -> str:
         return f"line {self.lines[row]} of {self.path}"
 
-    def numbers(self, names: Sequence[str], key: str) -> tuple[np.ndarray, str]:
-        """Columns as float64 [T, d], and what they are in the file; NaN: empty or infinite."""
-        self.check(names, f"data.{key}")
-        columns, kinds = [], set()
-        for name in names:
-            cells = self.get(name)
+    def numbers(self, names: Sequence[str], key: str) -> tuple[np.ndarray, tuple[str, ...], str]:
+        """Columns as float64 [T, d], their names, what they are in the file; NaN: empty, infinite.
+
+        A column `at` whose cells hold several numbers, like [-2.4, 14.4], is as many columns: at_1,
+        at_2; each of them may be named alone.
+        """
+        places = [self._located(name) for name in names]
+        self.check([name for name, _ in places], f"data.{key}")
+        columns, kinds, found = [], set(), []
+        for name, (place, part) in zip(names, places, strict=True):
+            cells = self.get(place)
             kinds.add("text" if isinstance(cells, list) else str(cells.dtype))
-            columns.append(self._parsed(cells, name, key))
-        return np.column_stack(columns), ", ".join(sorted(kinds))
+            values = self._parsed(cells, place, key)
+            width = values.shape[1] if values.ndim == 2 else 1
+            if part is not None and not 0 < part <= width > 1:
+                self.check([name], f"data.{key}")
+            columns.append(values if part is None else values[:, part - 1])
+            several = part is None and width > 1
+            found += [f"{name}_{k + 1}" for k in range(width)] if several else [name]
+        return np.column_stack(columns), tuple(found), ", ".join(sorted(kinds))
+
+    def holds(self, names: Sequence[str]) -> bool:
+        """Whether all these columns are there."""
+        return all(self._located(name)[0] in self.names for name in names)
+
+    def _located(self, name: str) -> tuple[str, int | None]:
+        """The column of the file that holds `name`, and the place in its cells, from 1."""
+        numbered = None if name in self.names else re.fullmatch(r"(.+)_(\d{1,4})", name)
+        if numbered is not None and numbered[1] in self.names:
+            return numbered[1], int(numbered[2])
+        return name, None
 
     def ids(self, name: str) -> np.ndarray:
         """A column of sequence ids [T]: text or numbers, none of them missing."""
@@ -127,17 +150,25 @@ class Columns:
 
     def _parsed(self, cells: Any, name: str, key: str) -> np.ndarray:
         if isinstance(cells, np.ndarray):
-            values = real_numbers(cells, key, self.path).astype(np.float64)
+            label = key if name == key else f"column '{name}'"
+            values = real_numbers(cells, label, self.path).astype(np.float64)
             if values.ndim > 2:
                 raise KbrError(
-                    f"{key} in {self.path} must be [T, d{key}] or [T]; got shape "
+                    f"{label} in {self.path} must be [T, d{key}] or [T]; got shape "
                     f"{list(values.shape)}."
                 )
             return np.where(np.isfinite(values), values, np.nan)
-        numbers = np.empty(len(cells))
+        width = len(_listed(next((c for c in cells if c.lower() not in MISSING), "")))
+        numbers = np.full((len(cells), max(width, 1)), np.nan)
         for i, cell in enumerate(cells):
+            inner = _listed(cell) if width and cell.lower() not in MISSING else [cell]
+            if width and cell.lower() not in MISSING and len(inner) != width:
+                raise KbrError(
+                    f"column '{name}' of {self.path} must hold {width} numbers in every cell, as "
+                    f"in its first; line {self.lines[i]} has '{cell[:60]}'."
+                )
             try:
-                numbers[i] = value(cell, self.decimal)
+                numbers[i] = [value(part, self.decimal) for part in inner]
             except ValueError:
                 hint = decimal_hint(cell, self.decimal, "data.") or (
                     f"Correct it, leave it empty (missing), or take it out of data.{key}."
@@ -146,7 +177,7 @@ class Columns:
                     f"column '{name}' of {self.path} must hold numbers; line {self.lines[i]} has "
                     f"'{cell[:60]}'. {hint}"
                 ) from None
-        return numbers
+        return numbers if width else numbers[:, 0]
 
     def _stamps(self, cells: list[str]) -> np.ndarray:
         """Text as whole numbers, else as other numbers, else as it is."""
@@ -174,6 +205,15 @@ class Columns:
                     "to all rows or to none."
                 )
         return np.array([(date - dates[0]).total_seconds() for date in dates])
+
+
+def _listed(cell: str) -> list[str]:
+    """The parts of a cell like [-2.4, 14.4] or (1; 2); none where it has no brackets."""
+    if cell[:1] + cell[-1:] not in ("[]", "()"):
+        return []
+    inner = cell[1:-1].strip()
+    mark = ";" if ";" in inner else "," if "," in inner else None
+    return [part.strip() for part in inner.split(mark)]
 
 
 def real_numbers(array: np.ndarray, name: str, path: Path) -> np.ndarray:

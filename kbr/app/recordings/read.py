@@ -4,40 +4,55 @@ Nothing in a file is ever executed: arrays of Python objects are refused. What a
 checked before memory or disk is taken for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from kbr.app.recordings.arrays import ADVICE, read_arrays, read_npz
 from kbr.app.recordings.columns import Columns, real_numbers
+from kbr.app.recordings.files import LEAVE_OUT, STATES, Paths, files_of, joined, refusal
+from kbr.app.recordings.kinds.arrays import ADVICE, read_arrays, read_npz
+from kbr.app.recordings.kinds.mat import read_mat
+from kbr.app.recordings.kinds.parquet import read_parquet
+from kbr.app.recordings.kinds.table import read_csv
+from kbr.app.recordings.kinds.video import FORMATS, read_video
 from kbr.app.recordings.recording import (
     Recording,
     as_observations,
     check,
+    check_time,
     listed,
     names_for,
 )
-from kbr.app.recordings.table import read_csv
 from kbr.core.errors import KbrError
 from kbr.core.io.file_rows import FileRows
 from kbr.core.io.memory import check_memory
 
-STATES = "states.csv"
-READING = ("decimal", "file", "resize", "channels")  # keys that a filter keeps of its training
-READERS = {".npz": read_npz, ".csv": read_csv, ".tsv": read_csv, ".txt": read_csv}
+READING = ("decimal", "rename", "file", "resize", "channels")  # keys that a filter keeps
+READERS = {
+    ".npz": read_npz,
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".txt": read_csv,
+    ".parquet": read_parquet,
+    ".mat": read_mat,
+    **dict.fromkeys(FORMATS, read_video),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """Where the data are and which columns are what; the keys of data=recording.
 
+    path       a file, a folder, a pattern (logs/*.csv) or a list of them; each file of several is
+               a sequence, or has sequences of its own;
     x, z       npz: names for the columns; CSV: the columns to read (z of a folder: null, all);
     sequence   npz: the key, CSV: the column, of sequence ids; null: `sequence` if it is there;
     time       the same for time stamps;
     decimal    CSV: point or comma;
+    rename     tables: other names for columns, {in the file: here};
     file       folder: the column of file names;
     unpack     folder to which a packed x above max_gb is unpacked;
     max_gb     the most that one packed array, or one picture, may take in memory;
@@ -45,12 +60,13 @@ class Source:
     may_lack   which of sequence and time are taken only if they are there.
     """
 
-    path: str | None
+    path: Paths | None
     x: Sequence[str] | None = None
     z: Sequence[str] | None = None
     sequence: str | None = None
     time: str | None = None
     decimal: str = "point"
+    rename: Mapping[str, str] | None = None
     file: str = "file"
     resize: Sequence[int] | None = None
     channels: str = "auto"
@@ -78,31 +94,38 @@ class Source:
             return name if name in names else None
         return str(name)
 
-    def read(self) -> Recording:
-        return recording_of(self, self.columns())
+    def renamed(self, name: str) -> str:
+        return (self.rename or {}).get(name, name)
 
-    def columns(self) -> Columns:
-        """What the file or folder holds by name."""
+    def read(self) -> Recording:
         if self.path is None:
             raise KbrError(
-                "data=recording reads data of your own: set data.path to an npz file, a CSV file, "
-                "or a folder: of x.npy and z.npy, or of frames with a CSV of states."
+                "data=recording reads data of your own: set data.path to files (npz, CSV, parquet, "
+                "mat, video), or a folder: of such, of x.npy and z.npy, or of frames with a CSV of "
+                "states."
             )
-        if not isinstance(self.path, str | Path):
-            raise KbrError(
-                f"data.path must name one file or folder; got {self.path!r}. Join several files "
-                "into one, with a column of sequence ids (data.sequence)."
-            )
-        path = Path(self.path)
+        paths = files_of(self.path, READERS)
+        parts = []
+        for path in paths:
+            try:
+                parts.append(recording_of(self, self._columns(path)))
+            except KbrError as error:
+                if len(paths) == 1 or not path.exists():
+                    raise
+                said = str(error) if str(path) in str(error) else f"{path}: {error}"
+                raise KbrError(f"{said} {LEAVE_OUT}") from error
+        recording = joined(parts, paths)
+        check(recording)
+        return recording
+
+    def _columns(self, path: Path) -> Columns:
+        """What a file or folder holds by name."""
         if path.is_dir():
             return _read_folder(self, path)
         if not path.is_file():
             raise KbrError(f"data.path={path} is no file or folder (looked in {Path.cwd()}).")
         if path.suffix.lower() not in READERS:
-            raise KbrError(
-                f"data.path={path} must end in .npz or .csv, or be a folder; got "
-                f"{path.suffix or 'no ending'}."
-            )
+            raise refusal(path, READERS)
         return READERS[path.suffix.lower()](self, path)
 
 
@@ -120,7 +143,7 @@ def _read_folder(source: Source, folder: Path) -> Columns:
             f"the folder {folder} needs one CSV of states, {STATES}, with a column '{source.file}' "
             f"of frames; CSV files there: {there}."
         )
-    from kbr.app.recordings.frames import read_frames
+    from kbr.app.recordings.kinds.frames import read_frames
 
     return read_frames(source, states[0])
 
@@ -134,11 +157,11 @@ def recording_of(source: Source, columns: Columns) -> Recording:
     ids = None if by is None else columns.ids(by)
     stamps, time, unit = (None, None, "") if at is None else columns.times(at)
     z_columns = listed(columns.z) or ()
-    has_truth = source.needs_z or (bool(z_columns) and set(z_columns) <= set(columns.names))
+    has_truth = source.needs_z or (bool(z_columns) and columns.holds(z_columns))
     x, x_names, x_dtype, file = _observations(source, columns)
-    z, z_dtype = np.full((len(x), len(source.z or ())), np.nan), "absent"
+    z, z_found, z_dtype = np.full((len(x), len(source.z or ())), np.nan), z_columns, "absent"
     if has_truth:
-        z, z_dtype = columns.numbers(z_columns, "z")
+        z, z_found, z_dtype = columns.numbers(z_columns, "z")
     rows = {"x": x, "z": z, "sequence": ids, "time": time}
     lengths = {key: len(values) for key, values in rows.items() if values is not None}
     if len(set(lengths.values())) > 1:
@@ -152,7 +175,7 @@ def recording_of(source: Source, columns: Columns) -> Recording:
             "the rows of a sequence must follow each other in an .npy file of frames, which is "
             "read in order. Sort its rows by sequence."
         )
-    z_names = source.z if isinstance(columns.z, str) else columns.z
+    z_names = source.z if isinstance(columns.z, str) else z_found
     recording = Recording(
         kind=columns.kind,
         x=x[order] if file is None else x,
@@ -172,7 +195,8 @@ def recording_of(source: Source, columns: Columns) -> Recording:
         ids=None if ids is None else ids[order],
         stamps=None if stamps is None else stamps[order],
     )
-    check(recording)
+    if recording.time is not None:
+        check_time(recording.time, recording.sequence, recording.row)
     return recording
 
 
@@ -181,8 +205,8 @@ def _observations(
 ) -> tuple[np.ndarray, tuple[str, ...], str, FileRows | None]:
     """x, its names, its dtype in the file, and its rows where they are images that stay there."""
     if isinstance(columns.x, tuple):
-        x, dtype = columns.numbers(columns.x, "x")
-        return x, names_for(columns.x, x.shape[1], "x", "x"), dtype, None
+        x, found, dtype = columns.numbers(columns.x, "x")
+        return x, names_for(found, x.shape[1], "x", "x"), dtype, None
     array = real_numbers(columns.get(columns.x), "x", columns.path)
     if columns.kind == "frames":
         x, letter, dtype = array, "channel", "image files"

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from kbr.core.errors import KbrError
 from kbr.core.io.file_rows import FileRows
-from kbr.core.units.sampling import Sampling, longer, sampling_of
+from kbr.core.units.sampling import GAP, Sampling, longer, sampling_of
 
 SMALLEST_IMAGE = 4  # pixels; arrays with a shorter side are flattened to vectors
 CHANNELS = (1, 3, 4)
@@ -39,6 +39,9 @@ class Recording:
     unused: tuple[str, ...] = ()  # columns or arrays of the file that play no part
     ids: np.ndarray | None = None  # [T] of the sequences and
     stamps: np.ndarray | None = None  # [T] of the time, as the file has them
+    files: tuple[str, ...] = ()  # the names of several that were read
+    step: float | None = None  # of time, where rows were averaged into even ones
+    notes: tuple[str, ...] = ()  # what was done to the rows of the file
     called: tuple[str, str] = ("sequence", "time")  # their columns, for a filter
 
     def __len__(self) -> int:
@@ -57,6 +60,11 @@ class Recording:
     @property
     def has_images(self) -> bool:
         return self.x.ndim == 4
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the files themselves say which rows are of one sequence."""
+        return self.ids is not None and not 0 < len(self.files) == int(self.sequence[-1]) + 1
 
     @cached_property
     def x_missing(self) -> np.ndarray:
@@ -89,13 +97,15 @@ class Recording:
 
     def sampling(self, max_gap: float | None = None) -> Sampling | None:
         """The steps of time and the gaps among them; None without time stamps."""
-        return None if self.time is None else sampling_of(self.time, self.sequence, max_gap)
+        if self.time is None:
+            return None
+        even = None if self.step is None else GAP * self.step
+        found = sampling_of(self.time, self.sequence, even if max_gap is None else float(max_gap))
+        return found and replace(found, given=max_gap is not None)
 
 
 def check(recording: Recording) -> None:
-    """Time is there and grows within sequences; not all of x, or of a known z, is missing."""
-    if recording.time is not None:
-        _check_time(recording.time, recording.sequence, recording.row)
+    """Not all of x, or of a known z, is missing."""
     for name, missing in (("x", recording.x_missing), ("z", recording.z_missing)):
         if missing.all() and (name == "x" or recording.has_truth):
             raise KbrError(
@@ -104,7 +114,8 @@ def check(recording: Recording) -> None:
             )
 
 
-def _check_time(time: np.ndarray, sequence: np.ndarray, row: np.ndarray) -> None:
+def check_time(time: np.ndarray, sequence: np.ndarray, row: np.ndarray) -> None:
+    """Time is there and grows within sequences."""
     absent = ~np.isfinite(time)
     if absent.any():
         first = row[absent.argmax()] + 1

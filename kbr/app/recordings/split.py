@@ -1,6 +1,7 @@
 """Which rows train and which test; pieces never cross a sequence, a gap or a missing row."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -43,6 +44,9 @@ class Splitting:
     n_train: int | None = None
     n_test: int | None = None
 
+    more_train: ClassVar[str] = "Lower data.test_share"  # what gives more rows, for messages
+    more_test: ClassVar[str] = "Raise data.test_share"
+
     def __post_init__(self) -> None:
         if self.split not in ("auto", "time", "sequence"):
             raise KbrError(f"data.split must be auto, time or sequence; got {self.split!r}.")
@@ -63,6 +67,17 @@ class Splitting:
                 f"data.max_gap={self.max_gap:g} is a step of time, and there are no time stamps. "
                 "Name them (data.time), or leave data.max_gap out."
             )
+        kind, held_out = self.held_out(recording)
+        starts = recording.starts(self.max_gap)
+        usable = ~(recording.x_missing | recording.z_missing) & ~held_out
+        train = _pieces(usable, starts, self.n_train, last=True)
+        test = _pieces(held_out, starts, self.n_test, last=False)
+        known = sum(int((~recording.z_missing[piece]).sum()) for piece in test)
+        self._check(train, known, kind)
+        return Split(kind, train, test, held_out, recording.sampling(self.max_gap))
+
+    def held_out(self, recording: Recording) -> tuple[str, np.ndarray]:
+        """How the recording is split, and which rows [T] are for the test."""
         count = int(recording.sequence[-1]) + 1
         kind = self.split
         if kind == "auto":
@@ -72,14 +87,8 @@ class Splitting:
                 "data.split=sequence needs at least two sequences; there is one. Name the "
                 "sequences (data.sequence), or set data.split=time."
             )
-        held_out = self._last_sequences(recording) if kind == "sequence" else self._ends(recording)
-        starts = recording.starts(self.max_gap)
-        usable = ~(recording.x_missing | recording.z_missing) & ~held_out
-        train = _pieces(usable, starts, self.n_train, last=True)
-        test = _pieces(held_out, starts, self.n_test, last=False)
-        known = sum(int((~recording.z_missing[piece]).sum()) for piece in test)
-        self._check(train, known, kind)
-        return Split(kind, train, test, held_out, recording.sampling(self.max_gap))
+        chosen = self._last_sequences if kind == "sequence" else self._ends
+        return kind, chosen(recording)
 
     def _ends(self, recording: Recording) -> np.ndarray:
         """The last rows of every sequence."""
@@ -102,7 +111,7 @@ class Splitting:
         if rows < FEWEST:
             raise KbrError(
                 f"data.split={kind} leaves {rows} usable training rows; at least {FEWEST} are "
-                "needed. Lower data.test_share, or record more (rows with a missing x or z do not "
+                f"needed. {self.more_train}, or record more (rows with a missing x or z do not "
                 "count)."
             )
         steps = rows - len(train)
@@ -113,8 +122,7 @@ class Splitting:
             )
         if known < 1:
             raise KbrError(
-                f"data.split={kind} leaves no test row with a known z. Raise data.test_share, now "
-                f"{self.test_share:g}."
+                f"data.split={kind} leaves no test row with a known z. {self.more_test}."
             )
 
 

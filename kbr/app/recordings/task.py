@@ -14,8 +14,10 @@ from torch import Tensor
 
 from kbr.app.figures.view import BELIEFS, Gaze, Stepping, View, weights_along
 from kbr.app.recordings.checks import reading_notes
+from kbr.app.recordings.files import Paths
 from kbr.app.recordings.read import READING, Source
 from kbr.app.recordings.recording import Recording, listed
+from kbr.app.recordings.resample import resampled
 from kbr.app.recordings.split import Split, Splitting
 from kbr.app.run.folder import DATA, read_json
 from kbr.core.errors import KbrError
@@ -59,6 +61,7 @@ class OwnData:
     circular: Sequence[str] = ()
     angle_unit: str = "degrees"
     units: Mapping[str, str] | None = None
+    resample: str | float | None = None
 
     val_name: ClassVar[str] = "val_mse_standardised"
     is_recorded: ClassVar[bool] = True
@@ -82,7 +85,15 @@ class OwnData:
                         f"({', '.join(recording.z_names)}) or x. Correct data.{key}, or name the "
                         "columns (data.x, data.z)."
                     )
-        return recording
+        if self.resample is None:
+            return recording
+        return resampled(
+            recording,
+            self.resample,
+            angles=self.circular,
+            turn=full_turn(self.angle_unit),
+            max_gap=self.splitting.max_gap,
+        )
 
     @cached_property
     def parts(self) -> Split:
@@ -110,10 +121,11 @@ class OwnData:
             max_gap=None if self.parts.sampling is None else self.parts.sampling.limit,
             source={
                 "sequence": source.sequence or "sequence",
-                "several": recording.ids is not None,
+                "several": recording.has_ids,
                 "time": source.time or "time",
                 "dates": recording.time_unit == "s" if recording.time is not None else None,
                 **{key: getattr(source, key) for key in READING},
+                "resample": self.resample,
             },
         )
 
@@ -335,10 +347,11 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
 def recording(
     *,
     name: str,
-    path: str | None,
+    path: Paths | None,
     circular: Sequence[str] = (),
     angle_unit: str = "degrees",
     units: Mapping[str, str] | None = None,
+    resample: str | float | None = None,
     **keys: Any,
 ) -> OwnData:
     """What data=recording names: how the file is read (`Source`), split (`Splitting`), scaled."""
@@ -350,4 +363,5 @@ def recording(
         circular=circular,
         angle_unit=angle_unit,
         units=units,
+        resample=resample,
     )

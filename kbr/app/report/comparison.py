@@ -19,7 +19,8 @@ OWN = ("npz", "recording")  # data options of recordings of one's own
 COLUMNS = {"data.n_train": "n_train", "data.dim": "dim"}  # keys that results.csv has by itself
 LABELS = {"n_train": "training steps n", "dim": "dimension of x and z"}
 # Overrides that do not make a run another experiment.
-SAME = {"experiment", "quick", "trials", "seed", "resume", "data", "model", "debug", "data.path"}
+SAME = {"experiment", "quick", "trials", "seed", "resume", "data", "model", "debug"}
+SAME |= {"data.path", "data.root"}
 SAME_GROUPS = {"trainer", "logger", "figure", "hydra"}
 
 

@@ -13,7 +13,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 import kbr
+from kbr.app.recordings.files import files_of
+from kbr.app.recordings.kinds.video import FORMATS
+from kbr.app.recordings.read import READERS
 from kbr.app.run.folder import BEST, MANIFEST, METRICS, RESULTS, read_json
+from kbr.core.errors import KbrError
 from kbr.loading import file_digest
 
 LARGE = 1_000_000  # bytes; the digest of a smaller file takes no time worth keeping it
@@ -33,7 +37,14 @@ def fingerprint(config: DictConfig) -> str:
 def data_files(data: DictConfig) -> list[Path]:
     """Files and folders that a data set is read from: own recordings, dSprites, frames."""
     names = [data.get("frames"), None if data.get("source") == "rendered" else data.get("path")]
-    paths = [Path(name) for name in names if isinstance(name, str)]
+    if root := data.get("root"):  # of a real recording, in a folder of its own or not
+        names += [*map(str, Path(root).glob(f"{data.name}*"))] or [str(root)]
+    given = [name if isinstance(name, str) else list(name) for name in names if name is not None]
+    try:
+        paths = [path for name in given for path in files_of(name, READERS)]
+    except KbrError:
+        return []  # the run says what is wrong
+    paths += [path.with_suffix(".csv") for path in paths if path.suffix.lower() in FORMATS]
     return [path for path in paths if path.exists()]
 
 

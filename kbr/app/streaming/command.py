@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from glob import has_magic
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ import torch
 
 import kbr
 from kbr.app.recordings.columns import DECIMALS
+from kbr.app.recordings.kinds.table import read_csv
 from kbr.app.recordings.read import READERS
-from kbr.app.recordings.table import read_csv
 from kbr.app.streaming.csv_rows import csv_rows
 from kbr.app.streaming.output import Unwritten, Writer, opened
 from kbr.app.streaming.rows import Format, Row, json_rows, recording_rows
@@ -33,8 +34,9 @@ from kbr.loading import checkpoint_of, identity, load_filter
 USAGE = """usage: kbr-filter run=<run folder or .ckpt> [key=value ...]
 
   run        a run folder, its best.ckpt, or a file written by filt.save
-  input      .jsonl, .csv or .npz, a folder of x.npy or of frames with
-             states.csv; - for standard input                     [-]
+  input      .jsonl, .csv, .npz, .parquet, .mat or video, a pattern
+             (logs/*.csv), a folder of such, of x.npy or of frames
+             with states.csv; - for standard input                [-]
   output     a file; - for standard output                        [-]
   from       jsonl or csv: what standard input holds              [jsonl]
   to         jsonl or csv: what is written                        [jsonl]
@@ -225,6 +227,7 @@ def _load(options: Options) -> Any:
 def _rows(options: Options, filt: Any, stack: ExitStack) -> Iterator[Row]:
     """The input's rows, as they arrive."""
     expected, path = Format(filt.units, tuple(filt.shape)), Path(options.input)
+    step = filt.units.source.get("resample")
     decimal = options.decimal or str(filt.units.source.get("decimal", "point"))
     if decimal not in DECIMALS:
         raise KbrError(f"{options.run} has decimal={decimal!r}. Set decimal=point or comma.")
@@ -232,16 +235,20 @@ def _rows(options: Options, filt: Any, stack: ExitStack) -> Iterator[Row]:
         file, is_csv = sys.stdin, options.source == "csv"
         if file is None:
             raise KbrError("standard input is closed. Set input=<file>.")
-    elif not path.exists():
+        if step is not None:
+            say(f"the filter was trained on steps of {step}: rows must come at that step")
+    elif not path.exists() and not has_magic(options.input):
         raise KbrError(f"there is no input file {path}. Set input=..., or - for the pipe.")
     else:
         ending = path.suffix.lower()
         is_csv = READERS.get(ending) is read_csv
-        if path.is_dir() or (ending in READERS and not is_csv):
+        whole = step is not None or not is_csv or not path.exists()
+        if path.is_dir() or (ending in READERS and whole):
             keys = {"decimal": options.decimal, "max_gb": options.max_gb}
             return _plain_words(recording_rows(path, expected, keys, say))
         if not is_csv and ending not in (".jsonl", ".json"):
-            raise KbrError(f"input must end in .jsonl, .csv or .npz; got {options.input!r}.")
+            known = ", ".join(sorted(READERS))
+            raise KbrError(f"input must end in .jsonl, {known}; got {options.input!r}.")
         try:
             file = stack.enter_context(path.open(encoding=_encoding(path), errors="replace"))
         except OSError as error:

@@ -8,8 +8,8 @@ from typing import TextIO
 
 from kbr.app.recordings.checks import some_of
 from kbr.app.recordings.columns import decimal_hint, is_number, number, value
+from kbr.app.recordings.kinds.table import DELIMITERS
 from kbr.app.recordings.new import border_notes
-from kbr.app.recordings.table import DELIMITERS
 from kbr.app.streaming.rows import Format, Row, Say, lines_of
 from kbr.core.errors import KbrError
 from kbr.core.units.units import did_you_mean
@@ -57,6 +57,8 @@ def csv_rows(
             continue
         line, cells = skipped + reader.line_num, [cell.strip() for cell in cells]
         if columns is None:
+            names = expected.units.source.get("rename") or {}
+            cells = [str(names.get(cell, cell)) for cell in cells]
             try:
                 columns, is_header = _columns(cells, expected, decimal, say)
             except KbrError as error:

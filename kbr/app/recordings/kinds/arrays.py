@@ -38,17 +38,19 @@ def read_npz(source: "Source", path: Path) -> Columns:
             f"{unpack if is_x else ''}data.max_gb higher."
         )
 
-    columns = _columns(source, "npz", path, npz.names(), array)
+    columns = array_columns(source, "npz", path, npz.names(), array)
     return columns
 
 
 def read_arrays(source: "Source", folder: Path) -> Columns:
     """The same from x.npy, z.npy and, where there are such, sequence.npy and time.npy."""
     names = [path.stem for path in sorted(folder.glob("*.npy"))]
-    return _columns(source, "npy", folder, names, lambda name: map_file(folder / f"{name}.npy"))
+    return array_columns(
+        source, "npy", folder, names, lambda name: map_file(folder / f"{name}.npy")
+    )
 
 
-def _columns(
+def array_columns(
     source: "Source", kind: str, path: Path, names: list[str], get: Callable[[str], np.ndarray]
 ) -> Columns:
     alone = not source.needs_z and len(names) == 1  # a new recording: no doubt what it holds

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from kbr.app.recordings.columns import Columns
-from kbr.app.recordings.table import read_table
+from kbr.app.recordings.kinds.table import read_table
 from kbr.app.tasks.pictures import inside, read_picture
 from kbr.core.errors import KbrError
 from kbr.core.io.memory import check_memory
@@ -39,9 +39,8 @@ def read_frames(source: "Source", states: Path) -> Columns:
 
 def _frames(source: "Source", table: Columns) -> np.ndarray:
     """Frames [T, c, h, w], grey or RGB; a row without a file name is a missing frame."""
-    resize, files, folder = source.resize, table.get(source.file), table.path.parent
-    if resize is not None and (len(resize) != 2 or min(resize) < 1):
-        raise KbrError(f"data.resize must be [height, width]; got {list(resize)}.")
+    files, folder = table.get(source.file), table.path.parent
+    resize = checked_size(source.resize)
     paths = [inside(folder, name, table.place(k)) if name else None for k, name in enumerate(files)]
     frames: list[np.ndarray | None] = []
     first: np.ndarray | None = None
@@ -69,11 +68,20 @@ def _frames(source: "Source", table: Columns) -> np.ndarray:
     return np.stack([empty if frame is None else frame for frame in frames])
 
 
-def _frame(path: Path, resize: Sequence[int] | None, max_bytes: int) -> np.ndarray:
+def checked_size(resize: Sequence[int] | None) -> tuple[int, int] | None:
+    """Height and width of data.resize."""
+    if resize is None:
+        return None
+    if len(resize) != 2 or min(resize) < 1:
+        raise KbrError(f"data.resize must be [height, width]; got {list(resize)}.")
+    return int(resize[0]), int(resize[1])
+
+
+def _frame(path: Path, resize: tuple[int, int] | None, max_bytes: int) -> np.ndarray:
     opened = read_picture(path, max_pixels=max_bytes // PIXEL, setting="data.max_gb")
     deep = opened.mode[0] in "IF"  # more than 8 bits: "L" would clip them
     image = opened.convert("F" if deep else "L" if opened.mode in ("1", "L") else "RGB")
     if resize is not None:
-        image = image.resize((int(resize[1]), int(resize[0])), Image.Resampling.BILINEAR)
+        image = image.resize((resize[1], resize[0]), Image.Resampling.BILINEAR)
     pixels = np.asarray(image, dtype=np.float32)
     return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)

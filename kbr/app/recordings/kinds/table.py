@@ -20,11 +20,15 @@ SNIFFED = 20  # lines by which the delimiter is chosen
 
 def read_csv(source: "Source", path: Path) -> Columns:
     """The columns of a table; which of them are x and z, the user has to say."""
-    table = read_table(path, source)
-    for key, chosen in (("x", source.x), ("z", source.z)):
-        if not chosen and (key == "x" or source.needs_z):
+    return chosen(source, read_table(path, source))
+
+
+def chosen(source: "Source", table: Columns) -> Columns:
+    """The table, once its columns of x and z are named."""
+    for key, names in (("x", source.x), ("z", source.z)):
+        if not names and (key == "x" or source.needs_z):
             raise KbrError(
-                f"say which columns of {path} are {key}: data.{key}=[...]. {table.there()}"
+                f"say which columns of {table.path} are {key}: data.{key}=[...]. {table.there()}"
             )
     return table
 
@@ -51,7 +55,7 @@ def read_table(path: Path, source: "Source") -> Columns:
     if len(kept) < 2:
         raise KbrError(f"{path} must have a line of column names and rows; got {len(kept)} lines.")
     (header, _), *rows = kept
-    names = [name.strip() for name in header]
+    names = [source.renamed(name.strip()) for name in header]
     named = max((k + 1 for k, name in enumerate(names) if name), default=0)
     if not any(cell.strip() for row, _ in rows for cell in row[named : len(names)]):
         names = names[:named]  # only delimiters at the ends of lines come after these

@@ -1,0 +1,117 @@
+"""The real recordings as data options: what `_target_` of their config files names."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kbr.app.real import battery as cell
+from kbr.app.real import rtt_canteen as walks
+from kbr.app.real.battery import battery as read_battery
+from kbr.app.real.rtt_canteen import rtt_canteen as read_rtt_canteen
+from kbr.app.real.sequences import TEST, RealRecording
+from kbr.app.real.turbofan import turbofan as read_turbofan
+from kbr.app.real.uwb_plaza import uwb_plaza as read_uwb_plaza
+from kbr.app.recordings.read import Source
+from kbr.app.recordings.recording import Recording
+from kbr.app.recordings.split import Splitting
+from kbr.app.recordings.task import OwnData
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealSource(Source):
+    """A reader in the place of files; names of columns are kept for new recordings."""
+
+    reader: Callable[[], RealRecording]
+
+    def read(self) -> Recording:
+        return self.reader().recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documented(Splitting):
+    """The split of the recording's own: by the ids of its sequences."""
+
+    more_train: ClassVar[str] = "Raise data.n_train, or data.hold where there is one"
+    more_test: ClassVar[str] = "Raise data.n_test"
+
+    def held_out(self, recording: Recording) -> tuple[str, np.ndarray]:
+        assert recording.ids is not None
+        return "documented", np.char.startswith(recording.ids, TEST)
+
+
+def _task(
+    name: str,
+    reader: Callable[[], RealRecording],
+    *,
+    root: str | None,
+    keys: Mapping[str, Any],
+    units: Mapping[str, str],
+    circular: Sequence[str] = (),
+    resample: float | None = None,
+    **source: Any,
+) -> OwnData:
+    return OwnData(
+        name=name,
+        source=RealSource(path=root, reader=reader, **source),
+        splitting=Documented(**keys),
+        circular=circular,
+        angle_unit="radians",
+        units=units,
+        resample=resample,
+    )
+
+
+METRES = {"position_1": "m", "position_2": "m"}
+
+
+def rtt_canteen(
+    *, name: str, root: str | None, missing: bool, resample: float | None, **keys: Any
+) -> OwnData:
+    return _task(
+        name,
+        lambda: read_rtt_canteen(root, missing=missing),
+        root=root,
+        keys=keys,
+        units=METRES,
+        circular=["Azimuth"],
+        resample=resample,
+        time=walks.TIME,
+        rename=walks.RENAME,
+    )
+
+
+def battery(*, name: str, root: str | None, step: float | None, **keys: Any) -> OwnData:
+    return _task(
+        name,
+        lambda: read_battery(root, step=None),
+        root=root,
+        keys=keys,
+        units={},
+        resample=step,
+        time=cell.TIME,
+    )
+
+
+def turbofan(*, name: str, root: str | None, truth: str, **keys: Any) -> OwnData:
+    return _task(
+        name,
+        lambda: read_turbofan(root, truth=truth),
+        root=root,
+        keys=keys,
+        units={"remaining": "cycles"},
+    )
+
+
+def uwb_plaza(
+    *, name: str, root: str | None, site: str, hold: float, resample: float | None, **keys: Any
+) -> OwnData:
+    return _task(
+        name,
+        lambda: read_uwb_plaza(root, site=site, hold=hold),
+        root=root,
+        keys=keys,
+        units=METRES,
+        resample=resample,
+    )
