@@ -17,7 +17,7 @@ from kbr.core.linalg import or_one
 from kbr.core.units.scaling import Scaling
 
 STEADY = 1e-8  # of the spread of a column: rates that differ by less do so by rounding
-PAYS = 0.1  # share of the validation error that a longer history, or rates, must take away
+PAYS, STEPS = 0.1, 200  # share of the error on so many steps that a longer history must take away
 
 
 def windows(x: Tensor, history: int, axes: int = 1) -> Tensor:
@@ -103,10 +103,16 @@ def lifted(data: TrainingData, history: int, velocity: bool) -> TrainingData:
     return data
 
 
-def best(options: Sequence[TrainingData], errors: Sequence[float]) -> TrainingData:
-    """The option of the least error; one that comes later, and holds more, has to pay for it."""
-    least, chosen = errors[0], options[0]
+def best(
+    options: Sequence[TrainingData], errors: Sequence[float], steps: int = STEPS
+) -> TrainingData:
+    """The option of the least error; one that comes later, and holds more, has to pay for it.
+
+    Math: by a share PAYS (STEPS / steps)^.5 of the least error before: errors averaged over few
+          held-out `steps` differ by chance.
+    """
+    least, chosen, pays = errors[0], options[0], PAYS * (STEPS / steps) ** 0.5
     for option, error in zip(options[1:], errors[1:], strict=True):
-        if error < (1 - PAYS) * least:
+        if error < (1 - pays) * least:
             least, chosen = error, option
     return chosen

@@ -24,7 +24,7 @@ from kbr.core.filters.kernel.search import Choice, Progress, Space
 from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.filters.kernel.storage import Compression, FittedData
 from kbr.core.filters.kernel.tuning import choose
-from kbr.core.filters.kernel.validation import VALIDATION_STEPS
+from kbr.core.filters.kernel.validation import VALIDATION_STEPS, validation_block
 from kbr.core.filters.lifting import best, lifted
 from kbr.core.filters.training_data import TrainingData, training_data
 from kbr.core.inputs import ArrayLike, as_tensor
@@ -102,7 +102,8 @@ class KernelBayesFilter(SavedFilter):
         if len(options) == 1:
             return options[0]
         errors = (self._choose(option, scored=True).val_mse for option in options)
-        return best(options, [float(error.sum()) for error in errors])
+        steps = len(validation_block(data.z.shape[-2])) * data.z.shape[:-2].numel()
+        return best(options, [float(error.sum()) for error in errors], steps)
 
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         self._fitted = measured(self.learned(data, progress=progress))

@@ -144,7 +144,7 @@ def _again(x: Float[Tensor, "*b t c"], history: int) -> Float[Tensor, "*b t c"]:
     return windows(x[..., : x.shape[-1] // history], history)
 
 
-def _observed(operators: Operators, x: Float[Tensor, "*b s t c"]) -> Queries:
+def _observed(operators: Operators, x: Float[Tensor, "*b s t dx"]) -> Queries:
     query = operators.update.observe(x.flatten(-3, -2))
     return query.reshape(*x.shape[:-1], query.shape[-1])
 
