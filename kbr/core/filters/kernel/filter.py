@@ -52,15 +52,18 @@ class KernelBayesFilter(SavedFilter):
         if self._fitted is None:
             return f"KernelBayesFilter(rule={type(self.rule).__name__}, not fitted)"
         operators = self._fitted.operators
+        lift = "".join(f", {name}={value}" for name, value in self.lift.items())
         return (
             f"KernelBayesFilter(rule={type(self.rule).__name__}, n={operators.n}, "
-            f"engine={operators.update.name}, rank_z={operators.rank}{self._seen()})"
+            f"engine={operators.update.name}, rank_z={operators.rank}{lift})"
         )
 
-    def _seen(self) -> str:
-        """History and velocity, for a word on the filter: what is in use, if it was asked for."""
-        asked, data = (self.settings.history, self.settings.velocity), self.fitted.data
-        return "" if asked == (1, False) else f", history={data.history}, velocity={data.rates > 0}"
+    @property
+    def lift(self) -> dict[str, Any]:
+        """History and velocity in use, where they were asked for."""
+        data = self.fitted.data
+        used = {"history": data.history, "velocity": data.rates > 0}
+        return {} if self.lifts == [(1, False)] else used
 
     @property
     def operators(self) -> Operators:
