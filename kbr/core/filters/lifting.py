@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kbr.core.errors import KbrError
 from kbr.core.filters.training_data import TrainingData
 from kbr.core.linalg import or_one
 from kbr.core.units.scaling import Scaling
@@ -92,6 +93,8 @@ def lifted(data: TrainingData, history: int, velocity: bool) -> TrainingData:
     Answers leave out the columns of the rates: see `Scaling.undo`.
     """
     if history > 1:
+        if not data.shape:
+            raise KbrError("history stacks rows x [T, dx]; got numbers x [T]. Pass x[:, None].")
         parts = torch.split(data.x, data.lengths, -2)
         x = torch.cat([windows(part, history) for part in parts], -2)
         shape = (history * data.shape[0], *data.shape[1:])

@@ -77,8 +77,8 @@ class KernelBayesFilter(SavedFilter):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one observation, as the user passes it."""
-        (first, *rest), angles = self.fitted.one, sum(self.units.x.circular)
-        return (first - angles, *rest)
+        shape, angles = self.fitted.one, sum(self.units.x.circular)
+        return (shape[0] - angles,) if angles else shape
 
     @property
     def units(self) -> Units:

@@ -57,7 +57,9 @@ class Fitted:
         if data.reach is not None:
             reach = replace(reach, limit=data.reach)
         units = Units.none(data.z) if data.units is None else data.units
-        one = (data.shape[0] // data.history, *data.shape[1:])
+        one = data.shape
+        if data.history > 1:
+            one = (one[0] // data.history, *one[1:])
         derived = {
             "one": one,
             "expected": torch.Size((*batch, *one)),
