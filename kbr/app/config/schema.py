@@ -16,6 +16,7 @@ from kbr.app.config.values import Built, Described, Length, Node, Range
 Count = Annotated[int, Range(1, most=10**9)]
 Seed = Annotated[int, Range(0, most=2**32 - 1)]
 Pixels = Annotated[int, Range(1, most=10_000)]
+Auto = Literal["auto"]
 Positive = Annotated[float, Range(0, open="low")]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1, open="both")]

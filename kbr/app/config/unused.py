@@ -21,6 +21,8 @@ FILTER_KEYS = (
     "etas",
     "engine",
     "compare_learned",
+    "history",
+    "velocity",
 )
 HARDWARE = ("trainer.accelerator", "trainer.devices", "trainer.precision", "trainer.timeout")
 

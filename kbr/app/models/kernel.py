@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 import torch
 from torch import Tensor
 
-from kbr.app.config.schema import Engine, Grid, Positive
+from kbr.app.config.schema import Auto, Count, Engine, Grid, Positive
 from kbr.app.config.values import Node
 from kbr.app.models.announce import announce, grid_progress
 from kbr.app.models.outcome import Alternative, Method, Outcome, edge_notes
@@ -55,6 +55,8 @@ class KernelMethod:
     lams: Grid | None = None
     engine: Engine = "auto"  # a name, or an engine of the user's own
     compare_learned: bool = False
+    history: Count | Auto = 1
+    velocity: bool | Auto = False
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         if isinstance(problem, PosteriorMean):
@@ -99,6 +101,8 @@ class KernelMethod:
             lams=None if self.lams is None else tuple(self.lams),
             engine=cast(Any, self.engine),
             standardize=False,  # the problem's units do, where it has any
+            history=self.history,
+            velocity=self.velocity,
         )
 
     def _filtered(
@@ -108,6 +112,7 @@ class KernelMethod:
         result, truth = problem.test(filt, data)
         spent = time.perf_counter() - started
         operators, trials = filt.operators, result.mean.shape[:-2]
+        kernel: KernelBayesFilter = getattr(filt, "kernel_filter", filt)
         chosen = {name: getattr(filt.choice, name).expand(trials) for name in CHOICES}
         chosen[problem.val_name] = chosen.pop("val_mse")
         learned = Alternative(model="iw_nn", what="a trained encoder")
@@ -124,6 +129,7 @@ class KernelMethod:
             info={
                 "filter/engine": operators.update.name,
                 "filter/rank_z": operators.rank,
+                **{f"filter/{name}": value for name, value in kernel.lift.items()},
                 **problem.info(),
             },
             notes=(

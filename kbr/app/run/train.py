@@ -269,8 +269,9 @@ def _report(
         print(f"  {name:<{width}} {in_digits(metrics[name])}")
     for label in outcome.labels or ():
         print(f"  {'test/rmse':<{width}} {metrics[f'test/rmse/{label}']:<8.4g} {label}")
-    if "filter/engine" in metrics:
-        print(f"  {'engine':<{width}} {metrics['filter/engine']}")
+    for name in ("engine", "history", "velocity"):
+        if f"filter/{name}" in metrics:
+            print(f"  {name:<{width}} {metrics[f'filter/{name}']}")
     for note in outcome.notes:
         print(f"  note: {note}")
     if outcome.alternative is not None:

@@ -209,6 +209,10 @@ class TrainableFilter(BaseFilter):
     def standardized(self) -> tuple[bool, bool]:
         """Whether x and z are standardised."""
 
+    def _lifted(self, data: TrainingData) -> TrainingData:
+        """The data with what the filter adds to rows: their history, rates of z."""
+        return data
+
     @abstractmethod
     def _learn(self, data: TrainingData, progress: Any) -> None:
         """Fit to sequences in inner coordinates."""
@@ -233,7 +237,8 @@ class TrainableFilter(BaseFilter):
         of a search, to show them.
         """
         about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
-        self._learn(training_data(x, z, standardize=self.standardized, **about), progress)
+        data = training_data(x, z, standardize=self.standardized, **about)
+        self._learn(self._lifted(data), progress)
         return self
 
 

@@ -124,7 +124,8 @@ class KernelBelief(Belief):
     """Weights on the training latents.
 
     `state` are the embedding's coordinates in the latent features: all the next prediction needs.
-    `points` are the training latents in inner coordinates, `moments` sums over them.
+    `points` are the training latents in inner coordinates, `moments` sums over them. `recent` are
+    the last inner observations, the newest last, where the filter looks at more than one.
     """
 
     points: Float[Tensor, "*b n dz"] = field(kw_only=True)
@@ -132,6 +133,7 @@ class KernelBelief(Belief):
     state: Float[Tensor, "*e p"] = field(kw_only=True)
     moments: Float[Tensor, "*e c"] = field(kw_only=True)
     table: MomentsTable = field(kw_only=True)
+    recent: Tensor | None = field(default=None, kw_only=True)
 
     def inner_moments(self) -> Moments:
         return self.table.mean_cov(self.moments)

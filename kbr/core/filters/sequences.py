@@ -1,7 +1,7 @@
 """Training sequences laid end to end: checked, and in parts inside and outside of a block."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -17,16 +17,23 @@ Pair = tuple[Float[Tensor, "*b _ dx"], Float[Tensor, "*b _ dz"]]
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Pairs of observations, flat, and latents; steps of the dynamics stay within the lengths."""
+    """Pairs of observations, flat, and latents; steps of the dynamics stay within the lengths.
+
+    history   how many rows an observation holds, the newest first;
+    rates     how many columns at the end of z are rates of the others, of which no error counts.
+    """
 
     x: Float[Tensor, "*b n dx"]
     z: Float[Tensor, "*b n dz"]
     lengths: list[int]
+    history: int = field(default=1, kw_only=True)
+    rates: int = field(default=0, kw_only=True)
 
     def outside(self, block: range) -> "Sequences":
         """What is not in the block of rows."""
         x, z = (outside(rows, block) for rows in (self.x, self.z))
-        return Sequences(x, z, lengths_outside(self.lengths, block))
+        lengths = lengths_outside(self.lengths, block)
+        return Sequences(x, z, lengths, history=self.history, rates=self.rates)
 
     def inside(self, block: range) -> list[Pair]:
         """The sequences' parts in the block."""

@@ -100,20 +100,33 @@ class Scaling:
         inner = _unroll(values.double(), self.circular, self.turn)
         return (inner - self._wide(self.mean, inner)) / self._wide(self.scale, inner)
 
-    def linear(self, points: Float[Tensor, "*b n k"]) -> Float[Tensor, "*b n k"]:
+    def of_columns(self, inner: Float[Tensor, "*b n k"]) -> "Scaling":
+        """The same with a mean and a scale for each of these columns: others are told by that."""
+        if self.mean.ndim:
+            return self
+        zeros = inner.new_zeros(*inner.shape[:-2], inner.shape[-1])
+        return replace(self, mean=zeros, scale=zeros + 1, batch=inner.ndim - 2)
+
+    def _known(self, inner: Float[Tensor, "*s j"]) -> Float[Tensor, "*s k"]:
+        """Inner columns without those after the scaling's own: rates, which no answer shows."""
+        return inner[..., : self.mean.shape[-1]] if self.mean.ndim else inner
+
+    def linear(self, points: Float[Tensor, "*b n j"]) -> Float[Tensor, "*b n k"]:
         """Inner points in recorded units; angles stay (cos, sin), of which averages make sense."""
+        points = self._known(points)
         return points * self._wide(self.scale, points) + self._wide(self.mean, points)
 
     def undo(
-        self, mean: Float[Tensor, "*s k"], cov: Float[Tensor, "*s k k"]
+        self, mean: Float[Tensor, "*s j"], cov: Float[Tensor, "*s j j"]
     ) -> tuple[Float[Tensor, "*s d"], Float[Tensor, "*s d d"]]:
-        """Moments of beliefs in recorded units.
+        """Moments of beliefs in recorded units, without those of rates (see `filters.lifting`).
 
         Math: an angle's belief has mean m = (c, s), R = |m|, tangent t = (-s, c) / R; its answer is
               atan2(s, c), its variance asinh(v), v = t'Ct / R^2. For a wrapped normal of variance
               a, R = exp(-a/2) and t'Ct = (1 - exp(-2a)) / 2, so v = sinh(a): the answer is exact.
         Ref:  Mardia and Jupp 2000, section 3.5 (moments of the wrapped normal).
         """
+        mean, cov = self._known(mean), self._known(self._known(cov).mT).mT
         scale = self._wide(self.scale, mean).expand(mean.shape)
         mean = mean * scale + self._wide(self.mean, mean)
         cov = cov * scale.unsqueeze(-1) * scale.unsqueeze(-2)

@@ -24,7 +24,8 @@ from kbr.core.filters.kernel.search import Choice, Progress, Space
 from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.filters.kernel.storage import Compression, FittedData
 from kbr.core.filters.kernel.tuning import choose
-from kbr.core.filters.kernel.validation import VALIDATION_STEPS
+from kbr.core.filters.kernel.validation import VALIDATION_STEPS, validation_block
+from kbr.core.filters.lifting import best, lifted
 from kbr.core.filters.training_data import TrainingData, training_data
 from kbr.core.inputs import ArrayLike, as_tensor
 from kbr.core.uncertainty.calibration import Calibration, next_horizon
@@ -51,10 +52,18 @@ class KernelBayesFilter(SavedFilter):
         if self._fitted is None:
             return f"KernelBayesFilter(rule={type(self.rule).__name__}, not fitted)"
         operators = self._fitted.operators
+        lift = "".join(f", {name}={value}" for name, value in self.lift.items())
         return (
             f"KernelBayesFilter(rule={type(self.rule).__name__}, n={operators.n}, "
-            f"engine={operators.update.name}, rank_z={operators.rank})"
+            f"engine={operators.update.name}, rank_z={operators.rank}{lift})"
         )
+
+    @property
+    def lift(self) -> dict[str, Any]:
+        """History and velocity in use, where they were asked for."""
+        data = self.fitted.data
+        used = {"history": data.history, "velocity": data.rates > 0}
+        return {} if self.lifts == [(1, False)] else used
 
     @property
     def operators(self) -> Operators:
@@ -68,7 +77,7 @@ class KernelBayesFilter(SavedFilter):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one observation, as the user passes it."""
-        shape, angles = self.fitted.data.shape, sum(self.units.x.circular)
+        shape, angles = self.fitted.one, sum(self.units.x.circular)
         return (shape[0] - angles,) if angles else shape
 
     @property
@@ -91,6 +100,14 @@ class KernelBayesFilter(SavedFilter):
         self._fitted = smoothing_measured(self.fitted)
         return self._fitted.data.smoothing
 
+    def _lifted(self, data: TrainingData) -> TrainingData:
+        options = [lifted(data, *lift) for lift in self.lifts]
+        if len(options) == 1:
+            return options[0]
+        errors = (self._choose(option, scored=True).val_mse for option in options)
+        steps = len(validation_block(data.z.shape[-2])) * data.z.shape[:-2].numel()
+        return best(options, [float(error.sum()) for error in errors], steps)
+
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         self._fitted = measured(self.learned(data, progress=progress))
 
@@ -104,7 +121,8 @@ class KernelBayesFilter(SavedFilter):
 
     def tune(self, x: Any, z: Any) -> Choice:
         """What `fit` would choose, besides the ridges eta and lam', and its error; no fit."""
-        return self._choose(training_data(x, z, standardize=self.standardized), scored=True)
+        data = self._lifted(training_data(x, z, standardize=self.standardized))
+        return self._choose(data, scored=True)
 
     def _choose(self, data: TrainingData, **options: Any) -> Choice:
         transition_pairs(data.lengths)  # fails early where there is no step to learn from
@@ -123,11 +141,13 @@ class KernelBayesFilter(SavedFilter):
         small = small.changed(smoothing=self.smoothing_calibration)
         data, scaling = self.fitted.data, self.units.z
         if x is None or z is None:
-            rows, inner = data.x[-VALIDATION_STEPS:], data.z[-VALIDATION_STEPS:]
-            seen: Any = rows.double().reshape(len(rows), *data.shape)
+            last, inner = data.x[-VALIDATION_STEPS:], data.z[-VALIDATION_STEPS:]
+            seen = last.double().reshape(len(last), *data.shape)
             truth = scaling.undo(inner, inner.new_zeros(*inner.shape, inner.shape[-1]))[0]
         else:
-            seen, truth = self.units.observations(x), as_tensor(z, name="z").to(data.z)
+            rows: Any = self.units.observations(x)
+            seen = self.fitted.windows(rows)
+            truth = as_tensor(z, name="z").to(data.z)
             truth = truth.unsqueeze(-1) if truth.ndim == 1 else truth
         return self.of(with_cost(small, self.fitted, seen, truth))
 
@@ -138,13 +158,15 @@ class KernelBayesFilter(SavedFilter):
                 f"a program holds all of a filter's points, here {self.operators.n:,}. Call "
                 "compress(n_landmarks) first."
             )
+        if self.fitted.data.history > 1:
+            raise KbrError("a program sees one observation at a time. Fit with history=1.")
         export_step(self.fitted, self.shape, Path(path))
 
     def _filtered(self, x: Tensor) -> KernelFilterResult:
-        return self.fitted.filtered(x)
+        return self.fitted.filtered(self.fitted.windows(x))
 
     def _smoothed(self, x: Tensor) -> KernelFilterResult:
-        return self.fitted.smoothed(x)
+        return self.fitted.smoothed(self.fitted.windows(x))
 
     def _start(self, prior: Any) -> KernelBelief:
         step = self.operators.start(1) if prior is None else self._prior(prior)
@@ -158,6 +180,7 @@ class KernelBayesFilter(SavedFilter):
                 f"a step takes one observation x of shape {list(fitted.expected)}; got "
                 f"{list(x.shape)}. For whole sequences use filter(x)."
             )
+        recent, x = fitted.window(belief.recent, x)
         row, seen = x.reshape(fitted.row), None
         if not math.isfinite(row.sum()):  # finite: so is every number in it
             seen = row.isfinite().all(-1)
@@ -173,17 +196,19 @@ class KernelBayesFilter(SavedFilter):
         after = operators.step(now, query, fitted.lam, seen, fitted.reach(row))
         evidence = after.evidence.squeeze(-1)
         since = next_horizon(belief.since, evidence)
-        return self._belief(after, since, belief.steps + 1, belief.stretch)
+        return self._belief(after, since, belief.steps + 1, belief.stretch, recent)
 
     def _ahead(self, belief: KernelBelief, steps: int) -> KernelBelief:
+        nothing = belief.state.new_full(self.fitted.expected, torch.nan)
         for _ in range(steps):
             # Before the first observation, the start itself is the prediction of step 1.
             if belief.steps == 0:
                 belief = replace(belief, steps=1)
                 continue
+            recent, _ = self.fitted.window(belief.recent, nothing)
             after = self.operators.predict(belief.state.unsqueeze(-2))
             since = next_horizon(belief.since, torch.zeros_like(belief.evidence))
-            belief = self._belief(after, since, belief.steps + 1, belief.stretch)
+            belief = self._belief(after, since, belief.steps + 1, belief.stretch, recent)
         return belief
 
     def _prior(self, prior: Any) -> Step:
@@ -195,6 +220,11 @@ class KernelBayesFilter(SavedFilter):
                 "Leave prior out."
             )
         prior = prior if isinstance(prior, Embedding) else Embedding.from_samples(prior)
+        if fitted.data.rates:
+            raise KbrError(
+                "a prior over z says nothing of its velocity, which this filter follows too. Leave "
+                "prior out, or fit with velocity=False."
+            )
         scaling = self.units.z
         columns = operators.points.shape[-1] - sum(scaling.circular)
         if prior.points.ndim != 2 or prior.points.shape[-1] != columns:
@@ -207,7 +237,12 @@ class KernelBayesFilter(SavedFilter):
         return operators.prior((weights.unsqueeze(0) @ fitted.latents(inner)).reshape(1, -1))
 
     def _belief(
-        self, step: Step, since: Tensor, steps: int, stretch: Tensor | None = None
+        self,
+        step: Step,
+        since: Tensor,
+        steps: int,
+        stretch: Tensor | None = None,
+        recent: Tensor | None = None,
     ) -> KernelBelief:
         fitted = self.fitted
         return KernelBelief(
@@ -221,4 +256,5 @@ class KernelBayesFilter(SavedFilter):
             state=step.state.squeeze(-2),
             moments=step.moments.squeeze(-2),
             table=fitted.operators.readout,
+            recent=recent,
         )

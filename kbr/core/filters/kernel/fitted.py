@@ -21,6 +21,7 @@ from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import FittedData
 from kbr.core.filters.kernel.tuning import with_ridges
 from kbr.core.filters.kernel.validation import MINIMUM_STEPS, data_outside, validation_start
+from kbr.core.filters.lifting import after_one, windows
 from kbr.core.filters.result import AXES
 from kbr.core.units.units import Units
 
@@ -31,13 +32,15 @@ Latents = Callable[[Tensor], Tensor]  # features of latents
 class Fitted:
     """Settings, training data with what was chosen, and the operators built from both.
 
-    `latents` are the features of latents; None where beliefs have no coordinates but weights.
+    `latents` are the features of latents; None where beliefs have no coordinates but weights. `one`
+    is the shape of an inner observation, of which `filtered` takes windows.
     """
 
     settings: Settings
     data: FittedData
     operators: Operators
     latents: Latents | None = None
+    one: tuple[int, ...] = field(init=False)
     expected: torch.Size = field(init=False)
     row: tuple[int, ...] = field(init=False)
     lam: Tensor = field(init=False)
@@ -54,8 +57,12 @@ class Fitted:
         if data.reach is not None:
             reach = replace(reach, limit=data.reach)
         units = Units.none(data.z) if data.units is None else data.units
+        one = data.shape
+        if data.history > 1:
+            one = (one[0] // data.history, *one[1:])
         derived = {
-            "expected": torch.Size((*batch, *data.shape)),
+            "one": one,
+            "expected": torch.Size((*batch, *one)),
             "row": (*batch, 1, width),
             "lam": data.choice.lam.unsqueeze(-1),
             "reach": reach,
@@ -93,6 +100,17 @@ class Fitted:
         """The same hyper-parameters fitted to the rows outside the block, observations flat."""
         return Fitted.build(self.settings, data_outside(self.data, block))
 
+    def windows(self, x: Tensor) -> Tensor:
+        """Observations x [*b *s T ...] with the filter's history; as they are where it has none."""
+        if self.data.history == 1:
+            return x
+        self._lead(x, self.one)
+        return windows(x, self.data.history, len(self.one))
+
+    def window(self, recent: Tensor | None, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The same for one observation [*b ...] after the `recent` ones, and those after it."""
+        return after_one(recent, x, self.data.history, len(self.one))
+
     def filtered(self, x: Tensor) -> KernelFilterResult:
         """Inner beliefs at observations x [*b *s T ...]."""
         query, *flags, sequences = self._sequences(x)
@@ -107,8 +125,19 @@ class Fitted:
 
     def _sequences(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
         """Coordinates of observations [*b s t c], which are there, are familiar [*b s t], and s."""
-        batch, shape = tuple(self.data.z.shape[:-2]), self.data.shape
-        lead = tuple(x.shape[: x.ndim - len(shape)])
+        batch, shape = self.data.z.shape[:-2], self.data.shape
+        lead = self._lead(x, shape)
+        flat = x.to(self.operators.points).reshape(*batch, -1, lead[-1], math.prod(shape))
+        seen = flat.isfinite().all(-1)
+        flat = torch.where(seen.unsqueeze(-1), flat, torch.zeros_like(flat))
+        rows = flat.flatten(-3, -2)
+        query, familiar = self.operators.update.observe(rows), self.reach(rows)
+        query = query.reshape(*flat.shape[:-1], query.shape[-1])
+        return query, seen, familiar.reshape(seen.shape), lead[len(batch) : -1]
+
+    def _lead(self, x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Sizes before those of an observation of this shape; others are refused."""
+        batch, lead = tuple(self.data.z.shape[:-2]), tuple(x.shape[: x.ndim - len(shape)])
         short = len(lead) < len(batch) + 1
         if short or tuple(x.shape[len(lead) :]) != shape or lead[: len(batch)] != batch:
             raise KbrError(
@@ -117,13 +146,7 @@ class Fitted:
             )
         if lead[-1] == 0:
             raise KbrError("a sequence of observations needs at least one step; got none.")
-        flat = x.to(self.operators.points).reshape(*batch, -1, lead[-1], math.prod(shape))
-        seen = flat.isfinite().all(-1)
-        flat = torch.where(seen.unsqueeze(-1), flat, torch.zeros_like(flat))
-        rows = flat.flatten(-3, -2)
-        query, familiar = self.operators.update.observe(rows), self.reach(rows)
-        query = query.reshape(*flat.shape[:-1], query.shape[-1])
-        return query, seen, familiar.reshape(seen.shape), lead[len(batch) : -1]
+        return lead
 
 
 def _operators(builder: Builder, x: Tensor, data: FittedData) -> tuple[Operators, Latents | None]:

@@ -19,6 +19,7 @@ from kbr.core.filters.kernel.large import is_large
 from kbr.core.filters.kernel.run import Queries, run_filter, run_forecast, run_smoother
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.validation import MINIMUM_STEPS, leave_out, validation_block
+from kbr.core.filters.lifting import windows
 from kbr.core.filters.sequences import Pair
 from kbr.core.uncertainty.calibration import (
     LONGEST,
@@ -54,7 +55,7 @@ def measured(
     rows, lam = [], fitted.data.choice.lam
     for block, operators, pairs in _held_out(fitted, first_too=first_too):
         mend = None if correct is None else correct(block)
-        rows.append(filter_rows(operators, lam, pairs, mend))
+        rows.append(filter_rows(operators, lam, pairs, mend, fitted.data.history))
     return fitted.changed(calibration=calibrated_rows(fitted.units.z, rows)) if rows else fitted
 
 
@@ -66,7 +67,7 @@ def smoothing_measured(fitted: Fitted) -> Fitted:
     # Held-out steps of more than one block: the first one was fit to be held out too.
     both = known is not None and max(known.counts) > len(validation_block(fitted.n))
     rows = [
-        smoother_rows(operators, choice.lam_transition, choice.lam, pairs)
+        smoother_rows(operators, choice.lam_transition, choice.lam, pairs, fitted.data.history)
         for _, operators, pairs in _held_out(fitted, first_too=both)
     ]
     return fitted.changed(smoothing=calibrated_rows(fitted.units.z, rows)) if rows else fitted
@@ -85,7 +86,11 @@ def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Opera
 
 
 def filter_rows(
-    operators: Operators, lam: Each, pairs: Iterable[Pair], correct: Correction | None = None
+    operators: Operators,
+    lam: Each,
+    pairs: Iterable[Pair],
+    correct: Correction | None = None,
+    history: int = 1,
 ) -> Rows:
     """Inner beliefs and truths at held-out steps, by horizon."""
     rows: Rows = {}
@@ -108,8 +113,10 @@ def filter_rows(
         for h, moments in enumerate(forecasts, start=1):
             add(h, *operators.readout.mean_cov(moments[..., :-h, :]), truth[..., h:, :])
         if steps >= WAKING:
-            result, exact = _run(operators, _starts(query), lam), _starts(truth)
-            mean = means(result, _starts(x))
+            begun, exact = _again(_starts(x), history), _starts(truth)
+            query = _starts(query) if history == 1 else _observed(operators, begun)
+            result = _run(operators, query, lam)
+            mean = means(result, begun)
             for k in range(WAKING):
                 add(k - WAKING, mean[..., k, :], result.cov[..., k, :, :], exact[..., k, :])
     return rows
@@ -132,12 +139,22 @@ def _starts(rows: Float[Tensor, "*b t c"]) -> Float[Tensor, "*b s w c"]:
     return every[..., :: math.ceil(every.shape[-3] / STARTS), :, :]
 
 
+def _again(x: Float[Tensor, "*b t c"], history: int) -> Float[Tensor, "*b t c"]:
+    """Windows of the newest rows of windows: of a sequence that begins here, and has these gaps."""
+    return windows(x[..., : x.shape[-1] // history], history)
+
+
+def _observed(operators: Operators, x: Float[Tensor, "*b s t dx"]) -> Queries:
+    query = operators.update.observe(x.flatten(-3, -2))
+    return query.reshape(*x.shape[:-1], query.shape[-1])
+
+
 def _run(operators: Operators, query: Queries, lam: Each) -> KernelFilterResult:
     return run_filter(operators, query, lam.unsqueeze(-1).expand(query.shape[:-2]))
 
 
 def smoother_rows(
-    operators: Operators, lam_transition: Each, lam: Each, pairs: Iterable[Pair]
+    operators: Operators, lam_transition: Each, lam: Each, pairs: Iterable[Pair], history: int = 1
 ) -> Rows:
     """Smoothed inner beliefs and truths at held-out steps, by distance from evidence."""
     rows: Rows = {}
@@ -147,6 +164,9 @@ def smoother_rows(
         several = (*truth.shape[:-2], *seen.shape)
         query = operators.update.observe(x).unsqueeze(-3)
         query = query.expand(*several, query.shape[-1])
+        if history > 1:
+            gaps = torch.where(seen.unsqueeze(-1), x.unsqueeze(-3), torch.nan)
+            query = _observed(operators, _again(gaps, history).nan_to_num(0.0))
         lams = lam.unsqueeze(-1).expand(several[:-1])
         result = run_smoother(operators, query, lams, lam_transition, seen.expand(several))
         mean, cov = result.mean.flatten(-3, -2), result.cov.flatten(-4, -3)

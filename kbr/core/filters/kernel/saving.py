@@ -103,6 +103,7 @@ class SavedFilter(Settings, TrainableFilter):
             )
         if "standardize" not in settings:  # a file from before filters standardised by themselves
             settings = {**settings, "standardize": False}
+        settings = {"history": 1, "velocity": False, **settings}  # files from before have neither
         if set(settings) != set(SETTINGS):
             raise KbrError(f"a filter has the settings {SETTINGS}; the file has {list(settings)}.")
         try:

@@ -16,12 +16,18 @@ from kbr.core.ratios import KuLSIF
 from kbr.core.rules import ImportanceWeightedRule, Rule
 
 WIDTHS = (2.0,)  # bandwidth of x over that of z, in medians: 1 in the paper, 2 filters better
+AUTO, HISTORIES = "auto", (1, 2, 4)
 BELOW, ABOVE = 1e-5, 1e3  # how far lam is searched beyond the rule's usual values, as factors
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Settings:
-    """None is searched from data; of several values that are given, one is chosen."""
+    """None is searched from data; of several values that are given, one is chosen.
+
+    history    how many of the last observations are seen at once; "auto": 1, 2 or 4;
+    velocity   whether latents have their differences from row to row beside them; "auto": if that
+               pays. By the error on the end of the training sequence, both: see `lifting.best`.
+    """
 
     rule: Rule = field(default_factory=ImportanceWeightedRule)
     eta: float | None = None
@@ -32,6 +38,8 @@ class Settings:
     lams: Sequence[float] | None = None
     engine: str | Engine = "auto"
     standardize: bool | None = None
+    history: int | str = 1
+    velocity: bool | str = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule.ratio, KuLSIF | TransitionRatio | FilterRatio):
@@ -46,6 +54,14 @@ class Settings:
                 f"engine must be one of {', '.join(ENGINES)}, or an object with the "
                 f"method build(features, x, lam); got {self.engine!r}. See docs/extending.md."
             )
+        if self.history != AUTO and not (type(self.history) is int and self.history >= 1):
+            raise KbrError(
+                f"history must be a whole number, at least 1, or 'auto'; got {self.history!r}."
+            )
+        if self.velocity not in (True, False, AUTO):
+            raise KbrError(f"velocity must be True, False or 'auto'; got {self.velocity!r}.")
+        if self.velocity and isinstance(self.rule.ratio, TransitionRatio):
+            raise KbrError("TransitionRatio knows the dynamics of z itself: leave out velocity.")
         for name in ("eta", "lam_transition"):
             if getattr(self, name) is not None:
                 check_positive(getattr(self, name), name=name)
@@ -60,6 +76,13 @@ class Settings:
     @property
     def values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in SETTINGS}
+
+    @property
+    def lifts(self) -> list[tuple[int, bool]]:
+        """History and velocity to choose from, those that hold less first."""
+        histories = HISTORIES if self.history == AUTO else (int(self.history),)
+        velocities = (False, True) if self.velocity == AUTO else (bool(self.velocity),)
+        return [(history, velocity) for history in histories for velocity in velocities]
 
     @property
     def given_eta(self) -> float | None:

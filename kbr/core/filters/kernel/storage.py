@@ -67,6 +67,8 @@ def pack(data: FittedData) -> dict[str, Any]:
         "shape": list(data.shape),
         "choice": {name: getattr(data.choice, name) for name in CHOICES},
         "edges": [dict(vars(edge)) for edge in data.choice.edges],
+        "history": data.history,
+        "rates": data.rates,
     }
     if data.landmarks is not None:
         small = {"x": data.x, "z": data.z, **vars(data.landmarks)}
@@ -98,6 +100,12 @@ def unpack(content: object) -> FittedData:
         assert x.shape == (*z.shape[:-1], math.prod(shape))
         assert all(value.shape == batch for value in choice.values())
         assert bool((choice["lam"] > 0).all())
+        history, rates = content.get("history", 1), content.get("rates", 0)
+        assert type(history) is int
+        assert type(rates) is int
+        assert history > 0
+        assert history == 1 or shape[0] % history == 0
+        assert 0 <= rates < z.shape[-1]
         landmarks = content.get("landmarks")
         if landmarks is None:
             assert sum(lengths) == z.shape[-2]
@@ -126,6 +134,8 @@ def unpack(content: object) -> FittedData:
             _calibration(content.get("smoothing"), z),
             None if content.get("reach") is None else _numbers(content["reach"]),
             None if content.get("units") is None else Units.from_record(content["units"]),
+            history=history,
+            rates=rates,
         )
     except KbrError:
         raise

@@ -58,14 +58,18 @@ def data_outside(data: FittedData, block: range) -> FittedData:
 
 
 def squared_errors(
-    operators: Operators, lam: Float[Tensor, "*b l"], held_out: Iterable[Pair]
+    operators: Operators, lam: Float[Tensor, "*b l"], held_out: Iterable[Pair], rates: int = 0
 ) -> Float[Tensor, "*b l"]:
-    """Squared errors of the filter with every lam, summed over the steps held out."""
+    """Squared errors of the filter with every lam, summed over the steps held out.
+
+    So many `rates` at the end of the latents do not count.
+    """
     total = torch.zeros_like(lam)
     for x, truth in held_out:
         query = operators.update.observe(x).unsqueeze(-3)
         mean = run_filter(operators, query.expand(*lam.shape, *query.shape[-2:]), lam).mean
-        error = mean_squared_error(mean, truth.unsqueeze(-3).expand_as(mean))
+        exact, kept = truth.unsqueeze(-3).expand_as(mean), truth.shape[-1] - rates
+        error = mean_squared_error(mean[..., :kept], exact[..., :kept])
         total = total + truth.shape[-2] * error
     return total
 
@@ -78,7 +82,8 @@ def errors_on(builder: Builder, data: Sequences, blocks: Sequence[range]) -> Row
 
     def row_of(members: Int[Tensor, "m"], scale: float) -> Row:
         every = len(members) == len(x)  # then no copy
-        some = Sequences(x if every else x[members], z if every else z[members], data.lengths)
+        pair = (x, z) if every else (x[members], z[members])
+        some = Sequences(*pair, data.lengths, rates=data.rates)
         rows = []
         for measured, block in zip(builders, blocks, strict=True):
             rest, held_out = some.outside(block), some.inside(block)
@@ -108,7 +113,8 @@ def block_errors(builder: Builder, rest: Sequences, held_out: Sequence[Pair], sc
 
     def errors(lam: Float[Tensor, "*b l"]) -> Float[Tensor, "*b w l"]:
         widths, least = builder.settings.tried_widths, float(lam.min())
-        each = [squared_errors(operators(width, least), lam, held_out) for width in widths]
+        made = (operators(width, least) for width in widths)
+        each = [squared_errors(one, lam, held_out, rest.rates) for one in made]
         return torch.stack(each, -2)
 
     return errors

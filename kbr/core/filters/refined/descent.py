@@ -79,7 +79,7 @@ class Problem:
             lam_transition=at.lam_transition.exp(),
         )
         lam = at.lam.exp().unsqueeze(-1)
-        errors = squared_errors(operators, lam, self.data.inside(block))
+        errors = squared_errors(operators, lam, self.data.inside(block), rest.rates)
         return errors.squeeze(-1) / len(block)
 
     def _features(self, which: int, width: Tensor, points: Tensor) -> Features:

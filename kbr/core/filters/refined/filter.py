@@ -65,6 +65,9 @@ class RefinedFilter(TrainableFilter):
     def standardized(self) -> tuple[bool, bool]:
         return self.base.standardized
 
+    def _lifted(self, data: TrainingData) -> TrainingData:
+        return self.base._lifted(data)
+
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         """Tune, refine and correct, from the training data alone."""
         fitted = self.base.learned(data, folds=FOLDS, progress=progress)
@@ -115,13 +118,14 @@ class RefinedFilter(TrainableFilter):
 
     def _filtered(self, x: Tensor) -> KernelFilterResult:
         kernel, readout = self._get()
+        x = kernel.fitted.windows(x)
         result = kernel.fitted.filtered(x)
         if readout is None:
             return result
         return replace(result, mean=corrected(readout, kernel.operators, result, x))
 
     def _smoothed(self, x: Tensor) -> KernelFilterResult:
-        return self.kernel_filter.fitted.smoothed(x)
+        return self.kernel_filter._smoothed(x)
 
     def _start(self, prior: Any) -> RefinedBelief:
         belief = self.kernel_filter._start(prior)
@@ -134,7 +138,8 @@ class RefinedFilter(TrainableFilter):
         if readout is None:
             return _refined(after, mean)
         before = kernel.operators.readout.mean(kernel._ahead(belief, 1).moments)
-        flat = x.reshape(*mean.shape[:-1], -1)
+        _, seen = kernel.fitted.window(belief.recent, x)
+        flat = seen.reshape(*mean.shape[:-1], -1)
         return _refined(after, readout(mean, before, flat, after.evidence))
 
     def _ahead(self, belief: RefinedBelief, steps: int) -> RefinedBelief:
