@@ -1,7 +1,7 @@
 """Training sequences laid end to end: checked, and in parts inside and outside of a block."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -17,21 +17,35 @@ Pair = tuple[Float[Tensor, "*b _ dx"], Float[Tensor, "*b _ dz"]]
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Pairs of observations, flat, and latents; steps of the dynamics stay within the lengths."""
+    """Pairs of observations, flat, and latents; steps of the dynamics stay within the lengths.
+
+    So many trailing columns of x are `controls`: what moved the latent there from the row before.
+    """
 
     x: Float[Tensor, "*b n dx"]
     z: Float[Tensor, "*b n dz"]
     lengths: list[int]
+    controls: int = field(default=0, kw_only=True)
+
+    @property
+    def observed(self) -> Float[Tensor, "*b n d"]:
+        """The observations without the controls."""
+        return split(self.x, self.controls)[0]
 
     def outside(self, block: range) -> "Sequences":
         """What is not in the block of rows."""
         x, z = (outside(rows, block) for rows in (self.x, self.z))
-        return Sequences(x, z, lengths_outside(self.lengths, block))
+        return Sequences(x, z, lengths_outside(self.lengths, block), controls=self.controls)
 
     def inside(self, block: range) -> list[Pair]:
         """The sequences' parts in the block."""
         pieces = pieces_inside(self.lengths, block)
         return [(self.x[..., a:b, :].double(), self.z[..., a:b, :]) for a, b in pieces]
+
+
+def split(rows: Tensor, controls: int) -> tuple[Tensor, Tensor | None]:
+    """Rows without their trailing controls, and these; None where there are none."""
+    return (rows[..., :-controls], rows[..., -controls:]) if controls else (rows, None)
 
 
 def outside(rows: Tensor, block: range, dim: int = -2) -> Tensor:

@@ -17,6 +17,7 @@ from kbr.core.errors import KbrError
 from kbr.core.inputs import as_tensor
 from kbr.core.io.file_rows import FileRows
 from kbr.core.units.columns import is_table, names_of, numbers
+from kbr.core.units.controls import Controls
 from kbr.core.units.places import Place, cut, grouped, is_gap, label, moments, place_of
 from kbr.core.units.scaling import Scaling
 
@@ -28,6 +29,7 @@ X = "x"  # the name under which a table may hold whole observations, such as fra
 class Units:
     """Scaling of x and z; names of their columns, and labels of z with units, where there are any.
 
+    u         the control inputs, where there were some in training;
     max_gap   a longer step of time begins a new sequence;
     source    how new recordings are read, as plain values: the columns of `sequence` ids and of
               `time`; `several`, whether there were ids; `dates`, whether time stamps were dates;
@@ -41,6 +43,7 @@ class Units:
     labels: tuple[str, ...] | None = None
     max_gap: float | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
+    u: Controls | None = None
 
     @classmethod
     def none(cls, like: Tensor) -> "Units":
@@ -63,12 +66,13 @@ class Units:
         """The column of sequence ids or of time stamps: by its name in training, or `key`."""
         if key in self.source:
             return None if self.source[key] is None else str(self.source[key])
-        return None if key in (self.x_names or ()) else key
+        names = (*(self.x_names or ()), *((self.u and self.u.names) or ()))
+        return None if key in names else key
 
-    def place(self, row: Any) -> Place:
+    def place(self, row: Any, time: Any = None) -> Place:
         """Sequence and time that a row of named columns states; None where it says nothing."""
-        sequence, time = self._borders(row)
-        return place_of(sequence, time, self.source.get("dates"))
+        sequence, stated = self._borders(row)
+        return place_of(sequence, stated if time is None else time, self.source.get("dates"))
 
     def starts_anew(self, before: Place, now: Place) -> bool:
         """Whether a sequence ends between two places: by its name, or by a gap in time."""
@@ -78,15 +82,30 @@ class Units:
             return False
         return is_gap(before[1], now[1], self.max_gap)
 
-    def sequences(self, table: Any, rows: int) -> list[np.ndarray]:
-        """Row numbers of every sequence that a table states, cut at gaps in time."""
-        ids, time = self._borders(table)
+    def sequences(
+        self, table: Any, rows: int, time: Any = None
+    ) -> tuple[list[np.ndarray], np.ndarray | None]:
+        """Row numbers of every sequence that a table states, cut at gaps in time, and that time."""
+        ids, stated = self._borders(table)
+        time = stated if time is None else time
         given = None if time is None else moments(time, self.source.get("dates"))
         for name, found in (("sequence", ids), ("time", given)):
             if found is not None and len(found) != rows:
                 raise KbrError(f"{name} must hold one value a row; got {len(found)} of {rows}.")
         groups = [np.arange(rows)] if ids is None else grouped([label(i) for i in np.asarray(ids)])
-        return [part for group in groups for part in cut(group, given, self.max_gap)]
+        return [part for group in groups for part in cut(group, given, self.max_gap)], given
+
+    def controls(
+        self, x: Any, u: Any, steps: np.ndarray | None = None, starts: Sequence[int] = ()
+    ) -> Tensor | None:
+        """Control inputs in inner coordinates: see `Controls.inner`; None where there are none."""
+        if self.u is not None:
+            return self.u.inner(x, u, steps, starts)
+        if u is not None:
+            raise KbrError(
+                "this filter was fitted without control inputs. Leave u out, or fit(x, z, u=...)."
+            )
+        return None
 
     def _borders(self, table: Any) -> tuple[Any, Any]:
         """The columns of sequence ids and time stamps, None where there are no such columns."""
@@ -99,11 +118,13 @@ class Units:
         return sequence, time
 
     def to(self, device: str | torch.device) -> "Units":
-        return replace(self, x=self.x.to(device), z=self.z.to(device))
+        u = self.u and self.u.to(device)
+        return replace(self, x=self.x.to(device), z=self.z.to(device), u=u)
 
     def member(self, index: int) -> "Units":
         """Those of one of the data sets fitted together."""
-        return replace(self, x=self.x.member(index), z=self.z.member(index))
+        u = self.u and self.u.member(index)
+        return replace(self, x=self.x.member(index), z=self.z.member(index), u=u)
 
     def record(self) -> dict[str, Any]:
         """Plain values and tensors, for a file."""
@@ -114,6 +135,7 @@ class Units:
             **names,
             "max_gap": self.max_gap,
             "source": dict(self.source),
+            "u": self.u and self.u.record(),
         }
 
     @classmethod
@@ -127,6 +149,7 @@ class Units:
                 **names,
                 max_gap=None if found["max_gap"] is None else float(found["max_gap"]),
                 source={str(key): value for key, value in found["source"].items()},
+                u=None if found.get("u") is None else Controls.from_record(found["u"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             if isinstance(error, KbrError):
