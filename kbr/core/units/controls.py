@@ -44,18 +44,19 @@ class Controls:
         `steps` are those of time, one a row; `starts` the rows that begin a sequence. None where
         no input is in use.
         """
-        parts = [self._columns(x, u)] if any(self.used) else []
+        device = self.scaling.mean.device
+        parts = [self._columns(x, u).to(device)] if any(self.used) else []
         if self.time:
             if steps is None:
                 raise KbrError(
                     "this filter was fitted with time_steps='input', so that it needs the time of "
                     "every row: pass time=..., or the column of time."
                 )
-            parts.append(torch.as_tensor(steps, dtype=torch.float64).unsqueeze(-1))
+            parts.append(torch.as_tensor(steps, dtype=torch.float64, device=device).unsqueeze(-1))
         if not parts:
             return None
         values = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        inner = self.scaling.apply(values.to(self.scaling.mean.device), "u")
+        inner = self.scaling.apply(values, "u")
         if len(starts):
             inner[..., list(starts), :] = 0.0
         if not bool(inner.isfinite().all()):
