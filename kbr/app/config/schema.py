@@ -156,6 +156,7 @@ class OwnData:
     path: Path | None
     x: Columns | None
     z: Columns | None
+    u: Columns | None
     sequence: Column | None
     time: Column | None
     max_gap: Positive | None

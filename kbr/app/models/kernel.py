@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,8 @@ class KernelMethod:
     engine: str = "auto"
     compare_learned: bool = False
 
+    takes_controls: ClassVar[bool] = True
+
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         if isinstance(problem, PosteriorMean):
             return self._posterior(problem, seeds, None)
@@ -63,7 +65,8 @@ class KernelMethod:
         started = time.perf_counter()
         made = self._filter(problem)
         progress = grid_progress(len(seeds) * len(self._lams()), context.quiet)
-        made.fit(data.x_train, data.z_train, units=problem.filter_units, progress=progress)
+        u, units = getattr(data, "u_train", None), problem.filter_units
+        made.fit(data.x_train, data.z_train, u=u, units=units, progress=progress)
         seconds = time.perf_counter() - started
         return self._filtered(made, problem, data, seconds)
 

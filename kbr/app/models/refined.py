@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from kbr.app.models.announce import announce
 from kbr.app.models.kernel import KernelMethod
@@ -23,6 +24,8 @@ class RefinedMethod(KernelMethod):
     steps: int = 30
     rate: float = 0.1
     ridge: float | None = 1.0
+
+    takes_controls: ClassVar[bool] = False
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         problem = sequential(problem, self.name)

@@ -26,7 +26,7 @@ from kbr.core.io.file_rows import FileRows
 from kbr.core.io.memory import check_memory
 
 STATES = "states.csv"
-READING = ("decimal", "file", "resize", "channels")  # keys that a filter keeps of its training
+READING = ("decimal", "file", "resize", "channels", "u")  # keys that a filter keeps of its training
 READERS = {".npz": read_npz, ".csv": read_csv, ".tsv": read_csv, ".txt": read_csv}
 
 
@@ -35,6 +35,7 @@ class Source:
     """Where the data are and which columns are what; the keys of data=recording.
 
     x, z       npz: names for the columns; CSV: the columns to read (z of a folder: null, all);
+    u          columns (npz: arrays) of control inputs, of which a row holds what led to it;
     sequence   npz: the key, CSV: the column, of sequence ids; null: `sequence` if it is there;
     time       the same for time stamps;
     decimal    CSV: point or comma;
@@ -48,6 +49,7 @@ class Source:
     path: str | None
     x: Sequence[str] | None = None
     z: Sequence[str] | None = None
+    u: Sequence[str] | None = None
     sequence: str | None = None
     time: str | None = None
     decimal: str = "point"
@@ -62,6 +64,7 @@ class Source:
     def __post_init__(self) -> None:
         for key in ("x", "z"):
             object.__setattr__(self, key, listed(getattr(self, key)))
+        object.__setattr__(self, "u", list(listed(self.u) or ()) or None)
         if self.resize is not None:
             object.__setattr__(self, "resize", list(self.resize))
         if not self.max_gb > 0:
@@ -139,7 +142,8 @@ def recording_of(source: Source, columns: Columns) -> Recording:
     z, z_dtype = np.full((len(x), len(source.z or ())), np.nan), "absent"
     if has_truth:
         z, z_dtype = columns.numbers(z_columns, "z")
-    rows = {"x": x, "z": z, "sequence": ids, "time": time}
+    u, u_names = _controls(source, columns)
+    rows = {"x": x, "z": z, "u": u, "sequence": ids, "time": time}
     lengths = {key: len(values) for key, values in rows.items() if values is not None}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{key} {count}" for key, count in lengths.items())
@@ -166,11 +170,19 @@ def recording_of(source: Source, columns: Columns) -> Recording:
         file=file,
         has_truth=has_truth,
         unused=columns.others(
-            [*(listed(columns.x) or ()), *(z_columns if has_truth else ()), by, at]
+            [
+                *(listed(columns.x) or ()),
+                *(z_columns if has_truth else ()),
+                *(source.u or ()),
+                by,
+                at,
+            ]
         ),
         row=order,
         ids=None if ids is None else ids[order],
         stamps=None if stamps is None else stamps[order],
+        u=None if u is None else u[order],
+        u_names=u_names,
     )
     check(recording)
     return recording
@@ -193,6 +205,17 @@ def _observations(
         layout = partial(as_observations, channels=source.channels)
         return x, names, dtype, FileRows(Path(str(array.filename)), layout=layout)
     return _floating(x, columns.path), names, dtype, None
+
+
+def _controls(source: Source, columns: Columns) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Control inputs [T, du] and their names; an array of several columns has numbered ones."""
+    parts, names = [], []
+    for name in source.u or ():
+        part, _ = columns.numbers([name], "u")
+        count = part.shape[1]
+        parts.append(part)
+        names += [name] if count == 1 else [f"{name}_{k + 1}" for k in range(count)]
+    return (np.concatenate(parts, 1) if parts else None), tuple(names)
 
 
 def _blocks(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

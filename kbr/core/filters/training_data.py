@@ -27,7 +27,6 @@ from kbr.core.units.units import Units
 
 Names = tuple[str, ...] | None
 STEPS = ("equal", "input")  # how steps of time are taken
-STEP = "the step of time"
 UNUSUAL = 7.0  # an angle declared in degrees whose values span less may be in radians
 
 
@@ -92,7 +91,7 @@ def _units(
     x_names = names[0] or (_numbered("x", x.shape[-1]) if vectors else ())
     z_names = names[1] or _numbered("z", z.shape[-1])
     count = 0 if moves is None else moves.shape[-1] - steps
-    u_names = names[2] or _numbered("u", count)
+    u_names = names[2] or Controls.numbered(count)
     unknown = [name for name in wanted if name not in (*x_names, *z_names, *u_names)]
     if unknown:
         also = f" or u ({', '.join(u_names)})" if u_names else ""
@@ -102,7 +101,8 @@ def _units(
             "circular."
         )
 
-    def scaling(values: Tensor, columns: tuple[str, ...], wide: bool) -> Scaling:
+    scalings = []
+    for values, columns, wide in zip((x, z), (x_names, z_names), standardize, strict=True):
         marks = tuple(name in wanted for name in columns)
         for k, name in enumerate(columns):
             span = float(values[..., k].max() - values[..., k].min()) if marks[k] else UNUSUAL
@@ -110,32 +110,16 @@ def _units(
                 warnings.warn(
                     f"the angle '{name}' spans {span:.3g} degrees only: if it is in radians, set "
                     "angle_unit='radians'.",
-                    stacklevel=5,
+                    stacklevel=4,
                 )
-        if not wide and not any(marks):
-            return Scaling.none(values)
-        return Scaling.fit(values, marks, turn, batch=batch, standardize=wide)
-
-    controls = None
+        fit = wide or any(marks)
+        scaling = Scaling.fit(values, marks, turn, batch=batch, standardize=wide) if fit else None
+        scalings.append(scaling or Scaling.none(values))
+    scale_x, scale_z = scalings
+    u = None
     if moves is not None:
-        flat = moves.flatten(0, -2)
-        varies = (flat.amax(0) > flat.amin(0)).tolist()
-        used = tuple(varies[:count])
-        constant = [name for name, mark in zip(u_names, used, strict=True) if not mark]
-        if constant:
-            warnings.warn(
-                f"control input(s) constant in training: {', '.join(constant)}; nothing can be "
-                "learned from them, and they are left out.",
-                stacklevel=4,
-            )
-        kept = moves[..., [*np.flatnonzero(used), *range(count, count + steps)]]
-        columns = (*(name for name, mark in zip(u_names, used, strict=True) if mark),)
-        columns += (STEP,) * steps
-        controls = Controls(
-            scaling(kept, columns, True) if columns else Scaling.none(z), used, names[2], steps
-        )
-    scale_x, scale_z = scaling(x, x_names, standardize[0]), scaling(z, z_names, standardize[1])
-    return Units(scale_x, scale_z, names[0], names[1], labels=names[1], max_gap=gap, u=controls)
+        u = Controls.fit(moves, names[2], circular=wanted, turn=turn, time=steps)
+    return Units(scale_x, scale_z, names[0], names[1], labels=names[1], max_gap=gap, u=u)
 
 
 def _moves(u: Tensor | None, steps: np.ndarray | None, z: Tensor, starts: list[int]) -> Tensor:

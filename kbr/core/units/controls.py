@@ -1,5 +1,6 @@
 """Control inputs: what moves the latent from one row to the next, in names and units."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,10 +31,45 @@ class Controls:
     names: tuple[str, ...] | None = None
     time: bool = False
 
+    @classmethod
+    def fit(
+        cls,
+        moves: Float[Tensor, "*b k d"],
+        names: tuple[str, ...] | None = None,
+        *,
+        circular: Sequence[str] = (),
+        turn: float = 360.0,
+        time: bool = False,
+    ) -> "Controls":
+        """From those of all training rows that do not begin a sequence.
+
+        `circular` names the angles (u_1, ... where there are no names).
+        """
+        count, flat = moves.shape[-1] - time, moves.flatten(0, -2)
+        used = tuple((flat.amax(0) > flat.amin(0)).tolist()[:count])
+        called = names or cls.numbered(count)
+        constant = [name for name, mark in zip(called, used, strict=True) if not mark]
+        if constant:
+            warnings.warn(
+                f"control input(s) constant in training: {', '.join(constant)}; nothing can be "
+                "learned from them, and they are left out.",
+                stacklevel=5,
+            )
+        kept = moves[..., [*np.flatnonzero(used), *range(count, count + time)]]
+        marks = [name in circular for name, mark in zip(called, used, strict=True) if mark]
+        marks += [False] * time
+        batch = moves.ndim - 2
+        scaling = Scaling.fit(kept, marks, turn, batch=batch) if marks else Scaling.none(moves)
+        return cls(scaling, used, names, time)
+
+    @staticmethod
+    def numbered(count: int) -> tuple[str, ...]:
+        return tuple(f"u_{k + 1}" for k in range(count))
+
     @property
     def wanted(self) -> str:
         """What is to be passed, in words."""
-        names = self.names or [f"u_{k + 1}" for k in range(len(self.used))]
+        names = self.names or self.numbered(len(self.used))
         return ", ".join(name for name, used in zip(names, self.used, strict=True) if used)
 
     def inner(
