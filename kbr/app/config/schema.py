@@ -164,6 +164,7 @@ class OwnData:
     path: Paths | None
     x: Columns | None
     z: Columns | None
+    u: Columns | None
     sequence: Column | None
     time: Column | None
     max_gap: Positive | None

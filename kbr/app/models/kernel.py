@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -58,6 +58,8 @@ class KernelMethod:
     history: Count | Auto = 1
     velocity: bool | Auto = False
 
+    takes_controls: ClassVar[bool] = True
+
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         if isinstance(problem, PosteriorMean):
             return self._posterior(problem, seeds, None)
@@ -66,7 +68,9 @@ class KernelMethod:
         started = time.perf_counter()
         filt = self._unfitted(problem)
         progress = grid_progress(len(seeds) * len(self._lams()), context.quiet)
-        filt.fit(data.x_train, data.z_train, units=problem.filter_units, progress=progress)
+        u, units = getattr(data, "u_train", None), problem.filter_units
+        controls = {} if u is None else {"u": u}
+        filt.fit(data.x_train, data.z_train, **controls, units=units, progress=progress)
         seconds = time.perf_counter() - started
         return self._filtered(filt, problem, data, seconds)
 

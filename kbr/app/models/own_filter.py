@@ -77,7 +77,7 @@ class OwnFilter(BaseFilter):
         none = Scaling.none(self.start[0])
         return replace(self.recorded, x=none, z=none)
 
-    def _filtered(self, x: Any) -> FilterResult:
+    def _filtered(self, x: Any, *u: Tensor) -> FilterResult:
         return self.answers.filter(x)
 
     def _start(self, prior: Any) -> OwnBelief:
@@ -92,7 +92,7 @@ class OwnFilter(BaseFilter):
             memory=None,
         )
 
-    def _stepped(self, belief: OwnBelief, x: Tensor) -> OwnBelief:
+    def _stepped(self, belief: OwnBelief, x: Tensor, *u: Tensor) -> OwnBelief:
         seen = x.numpy(force=True).reshape(self.shape)
         model, memory = self.answers.model, belief.memory
         if hasattr(model, "step"):
@@ -113,7 +113,7 @@ class OwnFilter(BaseFilter):
             memory=memory,
         )
 
-    def _ahead(self, belief: OwnBelief, steps: int) -> OwnBelief:
+    def _ahead(self, belief: OwnBelief, steps: int, *u: Tensor) -> OwnBelief:
         for _ in range(steps):
             belief = self._stepped(belief, torch.full(self.shape, torch.nan))
         return belief

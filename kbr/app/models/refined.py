@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from kbr.app.config.schema import Positive, Steps
 from kbr.app.models.kernel import KernelMethod
@@ -23,6 +23,8 @@ class RefinedMethod(KernelMethod):
     steps: Steps = 30
     rate: Positive = 0.1
     ridge: Positive | None = 1.0
+
+    takes_controls: ClassVar[bool] = False
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         return super().run(sequential(problem, self.name), seeds, context)

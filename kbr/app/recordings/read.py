@@ -30,7 +30,7 @@ from kbr.core.errors import KbrError
 from kbr.core.io.file_rows import FileRows
 from kbr.core.io.memory import check_memory
 
-READING = ("decimal", "rename", "file", "resize", "channels")  # keys that a filter keeps
+READING = ("decimal", "rename", "file", "resize", "channels", "u")  # keys that a filter keeps
 READERS = {
     ".npz": read_npz,
     ".csv": read_csv,
@@ -49,6 +49,7 @@ class Source:
     path       a file, a folder, a pattern (logs/*.csv) or a list of them; each file of several is
                a sequence, or has sequences of its own;
     x, z       npz: names for the columns; CSV: the columns to read (z of a folder: null, all);
+    u          columns (npz: arrays) of control inputs, of which a row holds what led to it;
     sequence   npz: the key, CSV: the column, of sequence ids; null: `sequence` if it is there;
     time       the same for time stamps;
     decimal    CSV: point or comma;
@@ -63,6 +64,7 @@ class Source:
     path: Paths | None
     x: Sequence[str] | None = None
     z: Sequence[str] | None = None
+    u: Sequence[str] | None = None
     sequence: str | None = None
     time: str | None = None
     decimal: str = "point"
@@ -78,6 +80,7 @@ class Source:
     def __post_init__(self) -> None:
         for key in ("x", "z"):
             object.__setattr__(self, key, listed(getattr(self, key)))
+        object.__setattr__(self, "u", list(listed(self.u) or ()) or None)
         if self.resize is not None:
             object.__setattr__(self, "resize", list(self.resize))
         if not self.max_gb > 0:
@@ -162,7 +165,8 @@ def recording_of(source: Source, columns: Columns) -> Recording:
     z, z_found, z_dtype = np.full((len(x), len(source.z or ())), np.nan), z_columns, "absent"
     if has_truth:
         z, z_found, z_dtype = columns.numbers(z_columns, "z")
-    rows = {"x": x, "z": z, "sequence": ids, "time": time}
+    u, u_names = _controls(source, columns)
+    rows = {"x": x, "z": z, "u": u, "sequence": ids, "time": time}
     lengths = {key: len(values) for key, values in rows.items() if values is not None}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{key} {count}" for key, count in lengths.items())
@@ -189,11 +193,19 @@ def recording_of(source: Source, columns: Columns) -> Recording:
         file=file,
         has_truth=has_truth,
         unused=columns.others(
-            [*(listed(columns.x) or ()), *(z_columns if has_truth else ()), by, at]
+            [
+                *(listed(columns.x) or ()),
+                *(z_columns if has_truth else ()),
+                *(source.u or ()),
+                by,
+                at,
+            ]
         ),
         row=order,
         ids=None if ids is None else ids[order],
         stamps=None if stamps is None else stamps[order],
+        u=None if u is None else u[order],
+        u_names=u_names,
     )
     if recording.time is not None:
         check_time(recording.time, recording.sequence, recording.row)
@@ -217,6 +229,17 @@ def _observations(
         layout = partial(as_observations, channels=source.channels)
         return x, names, dtype, FileRows(Path(str(array.filename)), layout=layout)
     return _floating(x, columns.path), names, dtype, None
+
+
+def _controls(source: Source, columns: Columns) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Control inputs [T, du] and their names; an array of several columns has numbered ones."""
+    parts, names = [], []
+    for name in source.u or ():
+        part, _, _ = columns.numbers([name], "u")
+        count = part.shape[1]
+        parts.append(part)
+        names += [name] if count == 1 else [f"{name}_{k + 1}" for k in range(count)]
+    return (np.concatenate(parts, 1) if parts else None), tuple(names)
 
 
 def _blocks(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

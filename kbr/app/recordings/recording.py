@@ -43,6 +43,8 @@ class Recording:
     step: float | None = None  # of time, where rows were averaged into even ones
     notes: tuple[str, ...] = ()  # what was done to the rows of the file
     called: tuple[str, str] = ("sequence", "time")  # their columns, for a filter
+    u: np.ndarray | None = None  # [T, du] control inputs: what led to the row
+    u_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.z)
@@ -51,9 +53,11 @@ class Recording:
     def columns(self) -> list[str]:
         """With `recording[name]`: the recording as a table that filters take."""
         borders = zip(self.called, (self.ids, self.stamps), strict=True)
-        return ["x", *(name for name, values in borders if values is not None)]
+        return ["x", *self.u_names, *(name for name, values in borders if values is not None)]
 
     def __getitem__(self, name: str) -> Any:
+        if self.u is not None and name in self.u_names:
+            return self.u[:, self.u_names.index(name)]
         seen = self.x if self.file is None else self.file
         return {"x": seen, self.called[0]: self.ids, self.called[1]: self.stamps}[name]
 
@@ -83,7 +87,8 @@ class Recording:
         digest = hashlib.sha256()
         for some in () if self.file is None else self.file.parts():
             digest.update(some.raw().tobytes())
-        for part in (self.x if self.file is None else None, self.z, self.sequence, self.time):
+        seen = self.x if self.file is None else None
+        for part in (seen, self.z, self.sequence, self.time, self.u):
             digest.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()[:16]
 

@@ -25,6 +25,7 @@ from kbr.core.filters.classical.state_space import StateSpaceModel
 from kbr.core.filters.result import FilterResult, joined, mean_squared_error
 from kbr.core.io.file_rows import FileRows
 from kbr.core.io.memory import check_memory
+from kbr.core.units.controls import Controls
 from kbr.core.units.scaling import TURNS, Scaling, full_turn
 from kbr.core.units.units import Units
 from kbr.loading import knows_units
@@ -45,6 +46,8 @@ class OwnTrials:
     x_train: list[Any]  # tensors, or FileRows where frames stay in their file
     z_train: list[Tensor]
     x_test: list[Any]
+    u_train: list[Tensor] | None = None  # control inputs, where there are some
+    u_test: list[Tensor] | None = None
     lead: tuple[int, ...] = ()
 
 
@@ -76,7 +79,8 @@ class OwnData:
     @cached_property
     def recording(self) -> Recording:
         recording = self.source.read()
-        names = (*(() if recording.has_images else recording.x_names), *recording.z_names)
+        seen = () if recording.has_images else recording.x_names
+        names = (*seen, *recording.z_names, *recording.u_names)
         for key, marked in (("circular", self.circular), ("units", self.units or {})):
             for name in marked:
                 if name not in names:
@@ -127,6 +131,7 @@ class OwnData:
                 **{key: getattr(source, key) for key in READING},
                 "resample": self.resample,
             },
+            u=self._controls(),
         )
 
     def _scale_x(self) -> Scaling:
@@ -143,6 +148,24 @@ class OwnData:
                 "columns (data.x), or another part (data.split, data.test_share)."
             )
         return scaling
+
+    def _controls(self) -> Controls | None:
+        recording = self.recording
+        if recording.u is None:
+            return None
+        rows = np.concatenate(
+            [rows[1:] for rows in self.parts.train]
+        )  # what leads to a first: none
+        moves = torch.from_numpy(recording.u[rows])
+        moves = moves[moves.isfinite().all(-1)]
+        tested = np.concatenate([recording.u[rows[1:]] for rows in self.parts.test])
+        if not len(moves) or not np.isfinite(tested).all():
+            raise KbrError(
+                f"data.u ({', '.join(recording.u_names)}) has missing values in test rows, or in "
+                "all training rows; without its control a step cannot be predicted. Fill them."
+            )
+        turn = full_turn(self.angle_unit)
+        return Controls.fit(moves, recording.u_names, circular=self.circular, turn=turn)
 
     def _scale_z(self) -> Scaling:
         rows, names = self.recording.z[self.parts.train_rows], self.recording.z_names
@@ -166,8 +189,10 @@ class OwnData:
         return f"{name} [{unit}]" if unit else name
 
     def data(self, seed: int) -> OwnTrials:
-        z, parts = self.recording.z, self.parts
+        z, u, parts = self.recording.z, self.recording.u, self.parts
         return OwnTrials(
+            u_train=None if u is None else [torch.from_numpy(u[rows]) for rows in parts.train],
+            u_test=None if u is None else [torch.from_numpy(u[rows]) for rows in parts.test],
             x_train=[self._observed(rows) for rows in parts.train],
             z_train=[torch.from_numpy(z[rows]) for rows in parts.train],
             x_test=[self._observed(rows) for rows in parts.test],
@@ -192,7 +217,12 @@ class OwnData:
 
         Every piece is entered without memory; rows with a missing x are predictions.
         """
-        whole = joined([filt.filter(piece) for piece in data.x_test])
+        if data.u_test is None:
+            results = [filt.filter(piece) for piece in data.x_test]
+        else:
+            pairs = zip(data.x_test, data.u_test, strict=True)
+            results = [filt.filter(piece, u=u) for piece, u in pairs]  # type: ignore[call-arg]
+        whole = joined(results)
         answers = {name: getattr(whole, name) for name in ("mean", "cov", "evidence", "raw_cov")}
         answers = {name: value[self._known] for name, value in answers.items() if value is not None}
         truth = self.filter_units.z.nearest(self._truth, answers["mean"])
@@ -205,7 +235,7 @@ class OwnData:
     def view(self, data: OwnTrials, filt: Stepping | None = None, gaze: Gaze | None = None) -> View:
         """What pictures show: recorded values, at the test rows that `test` answers."""
         weights = None
-        if filt is not None:
+        if filt is not None and data.u_test is None:
             frames = (_one_by_one(piece) for piece in data.x_test)
             along = chain.from_iterable(weights_along(filt, piece) for piece in frames)
             weights = torch.stack(list(islice(compress(along, self._known.tolist()), BELIEFS)))

@@ -17,7 +17,7 @@ from kbr.core.units.units import did_you_mean
 
 @dataclass(frozen=True)
 class Header:
-    """Where in a line the columns of x stand, and those of the sequence and the time."""
+    """Where in a line the columns of x stand, and those of sequence, time and controls."""
 
     x: tuple[int, ...]
     borders: dict[str, int]  # by name
@@ -83,7 +83,7 @@ def csv_rows(
 
 def _delimiter(line: str, expected: Format, decimal: str) -> str:
     """The one that finds most known columns in the first line; else the one that cuts it most."""
-    known = {*expected.names, *expected.borders.values()}
+    known = {*expected.names, *expected.read}
 
     def quality(delimiter: str) -> tuple[int, int]:
         try:
@@ -104,7 +104,7 @@ def _columns(cells: Sequence[str], expected: Format, decimal: str, say: Say) -> 
         wide -= 1
     if all(is_number(cell, decimal) for cell in cells):
         return Header(tuple(range(width)), {}, width), False
-    borders = {n: cells.index(n) for n in expected.borders.values() if n in cells}
+    borders = {n: cells.index(n) for n in expected.read if n in cells}
     if names and all(name in cells for name in names):
         twice = [name for name in (*names, *borders) if cells.count(name) > 1]
         if twice:

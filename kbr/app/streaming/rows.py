@@ -46,6 +46,11 @@ class Format:
         return {key: name for key, name in columns.items() if name is not None}
 
     @property
+    def read(self) -> tuple[str, ...]:
+        """All columns beside x: these borders, and those of control inputs."""
+        return (*self.borders.values(), *((self.units.u and self.units.u.names) or ()))
+
+    @property
     def width(self) -> int:
         """Numbers in one observation."""
         return math.prod(self.shape)
@@ -132,8 +137,8 @@ def _from_object(line: int, entries: Mapping[str, Any], expected: Format) -> tup
         x = x[0]
         if expected.names == names and isinstance(x, list) and x:
             x = x[0]
-    borders = {name: entries[name] for name in expected.borders.values() if name in entries}
-    unused = [key for key in entries if key not in (*names, *expected.borders.values())]
+    borders = {name: entries[name] for name in expected.read if name in entries}
+    unused = [key for key in entries if key not in (*names, *expected.read)]
     return expected.row(line, x, borders), unused
 
 

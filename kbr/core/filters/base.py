@@ -21,7 +21,8 @@ from kbr.core.io.file_rows import FileRows
 from kbr.core.uncertainty.adaptive import RATE, stretched, stretches
 from kbr.core.uncertainty.calibration import NEVER, Calibration, bridges_of, horizons_of
 from kbr.core.uncertainty.regions import Ellipsoid, credible_region
-from kbr.core.units.columns import is_table
+from kbr.core.units.columns import is_table, names_of
+from kbr.core.units.places import Place, moments
 from kbr.core.units.units import Units
 
 Trainable = TypeVar("Trainable", bound="TrainableFilter")
@@ -31,6 +32,7 @@ class BaseFilter(ABC):
     """`filter`, `smooth`, `init`, `step`, `forecast` and regions, in the units of the data."""
 
     takes_files: ClassVar[bool] = False  # whether observations may stay in their file
+    takes_controls: ClassVar[bool] = False  # whether control inputs may move the latent
 
     @property
     @abstractmethod
@@ -48,10 +50,13 @@ class BaseFilter(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def _filtered(self, x: Any) -> FilterResult:
-        """Beliefs in inner coordinates, at observations in inner coordinates [*b *s T ...]."""
+    def _filtered(self, x: Any, *u: Tensor) -> FilterResult:
+        """Beliefs in inner coordinates, at observations in inner coordinates [*b *s T ...].
 
-    def _smoothed(self, x: Any) -> FilterResult:
+        Controls u [*b *s T du] follow where the filter was fitted with some; so also below.
+        """
+
+    def _smoothed(self, x: Any, *u: Tensor) -> FilterResult:
         raise KbrError(f"{type(self).__name__} has no smoother. Use filter(x).")
 
     @abstractmethod
@@ -59,27 +64,39 @@ class BaseFilter(ABC):
         """The belief before any observation."""
 
     @abstractmethod
-    def _stepped(self, belief: Any, x: Any) -> Belief:
+    def _stepped(self, belief: Any, x: Any, *u: Tensor) -> Belief:
         """The belief after one more observation [*b ...] in inner coordinates."""
 
     @abstractmethod
-    def _ahead(self, belief: Any, steps: int) -> Belief:
-        """The belief so many steps ahead."""
+    def _ahead(self, belief: Any, steps: int, *u: Tensor) -> Belief:
+        """The belief so many steps ahead, moved by u [*b steps du]."""
 
     def filter(
-        self, x: Any, *, truth: ArrayLike | None = None, adapt: bool = False, delay: int = 1
+        self,
+        x: Any,
+        *,
+        u: Any = None,
+        time: Any = None,
+        truth: ArrayLike | None = None,
+        adapt: bool = False,
+        delay: int = 1,
     ) -> FilterResult:
         """Beliefs at every step of x [*b *s T ...]; rows with NaN are missing and are predicted.
 
         x is an array, or a table (DataFrame, mapping) whose columns are found by name, in any order
         and among others; frames are its entry 'x'. Where the table has the columns of sequences or
-        time, each sequence is entered without memory, and so is what follows a gap.
+        time, each sequence is entered without memory, and so is what follows a gap; `time` [T] may
+        also be passed by itself.
+
+        u [*b *s T du] are control inputs, of a filter that was fitted with some: row t holds what
+        moved the latent from t - 1 to t, so the first row's is not used. In a table x they are
+        found by name. They cannot be missing elsewhere.
 
         With `adapt`, covariances follow the errors that `truth` [*b *s T dz] shows `delay` steps
         later (NaN: not known).
         """
-        pieces, order = self._pieces(x)
-        answers = [self._answer(self._filtered(rows), horizons_of) for rows in pieces]
+        pieces, order = self._pieces(x, u, time)
+        answers = [self._answer(self._filtered(*rows), horizons_of) for rows in pieces]
         result = joined(answers, order)
         if not adapt:
             return result
@@ -87,10 +104,10 @@ class BaseFilter(ABC):
             raise KbrError("adapt=True learns from truths that arrive later: pass truth=z.")
         return self._adapted(result, truth, delay)
 
-    def smooth(self, x: Any) -> FilterResult:
-        """Beliefs at every step given the whole sequence, past and future."""
-        pieces, order = self._pieces(x)
-        return joined([self._answer(self._smoothed(rows), bridges_of) for rows in pieces], order)
+    def smooth(self, x: Any, *, u: Any = None, time: Any = None) -> FilterResult:
+        """Beliefs at every step given the whole sequence, past and future; u and time as above."""
+        pieces, order = self._pieces(x, u, time)
+        return joined([self._answer(self._smoothed(*rows), bridges_of) for rows in pieces], order)
 
     def init(self, prior: Any = None) -> Belief:
         """The belief before any observation: every training latent equally likely.
@@ -99,25 +116,49 @@ class BaseFilter(ABC):
         """
         return self._start(prior)
 
-    def step(self, belief: Any, x: Any) -> Any:
+    def step(self, belief: Any, x: Any, *, u: Any = None, time: Any = None) -> Any:
         """The belief after one more observation x [*b ...]; NaN in x: a prediction only.
 
         x may be a row with named columns; where it states another sequence than the last row, or
-        a time after a gap, the belief starts anew.
+        a time after a gap, the belief starts anew. u [*b du] is the control input that moved the
+        latent here from the step before; a sequence's first step needs none.
         """
-        units = self.units
-        if not is_table(x):
-            return self._stepped(belief, units.observations(x))
-        place = units.place(x)
-        if belief.steps and units.starts_anew(belief.place, place):
+        units, stated = self.units, time is not None or is_table(x)
+        place = units.place(x, time) if stated else belief.place
+        if stated and belief.steps and units.starts_anew(belief.place, place):
             belief = replace(self.init(), stretch=belief.stretch)
-        return replace(self._stepped(belief, units.observations(x)), place=place)
+        moves: tuple[Tensor, ...] = ()
+        if belief.steps or units.u is None:
+            dt = _between(belief.place, place) if stated else None
+            control = units.controls(x, u, dt)
+            moves = () if control is None else (control,)
+        after = self._stepped(belief, units.observations(x), *moves)
+        return replace(after, place=place) if stated else after
 
-    def forecast(self, belief: Any, steps: int = 1) -> Any:
-        """The belief `steps` ahead, with no observation in between."""
+    def forecast(
+        self, belief: Any, steps: int | None = None, *, u: Any = None, time: Any = None
+    ) -> Any:
+        """The belief `steps` ahead (one, unless u or time say more), with no observation between.
+
+        Where control inputs move the latent, u [*b steps du] are those of the steps to come; where
+        the step of time is an input, `time` [steps] are their times.
+        """
+        units, place, dt = self.units, belief.place, None
+        rows = [_count(value) for value in (u, time) if value is not None]
+        steps = (rows or [1])[0] if steps is None else steps
         if steps < 1:
             raise KbrError(f"steps must be at least 1; got {steps}.")
-        return self._ahead(belief, steps)
+        if any(count != steps for count in rows):
+            raise KbrError(f"u and time need one row for each of {steps} step(s); got {rows}.")
+        if time is not None:
+            stamps = moments(time, units.source.get("dates"))
+            place = (place[0], stamps[-1].item())
+            dt = np.diff(stamps, prepend=np.nan if belief.place[1] is None else belief.place[1])
+            if not (dt[belief.place[1] is None :] > 0).all():
+                raise KbrError("time must grow from step to step, and from the belief's own time.")
+        control = units.controls(None, u, dt, [] if belief.steps else [0])
+        ahead = self._ahead(belief, steps, *(() if control is None else (control,)))
+        return replace(ahead, place=place) if time is not None else ahead
 
     def adapt(self, belief: Any, truth: ArrayLike, *, of: Any = None, rate: float = RATE) -> Any:
         """The belief with error bars that have learned from a truth, of `belief` or one before it.
@@ -167,23 +208,29 @@ class BaseFilter(ABC):
         cov = answering.calibrated(raw, since, None)
         return replace(inner, mean=mean, cov=cov, raw_cov=raw, since=since)
 
-    def _pieces(self, x: Any) -> tuple[list[Any], Tensor | None]:
-        """Observations in inner coordinates: one sequence, or those that a table states.
+    def _pieces(self, x: Any, u: Any, time: Any) -> tuple[list[tuple[Any, ...]], Tensor | None]:
+        """Observations in inner coordinates, with controls: one sequence, or those of a table.
 
         With several, also the order that brings their rows back to that of the table.
         """
-        inner = self.units.observations(x)
+        inner, units = self.units.observations(x), self.units
         if isinstance(inner, FileRows) and not self.takes_files:
             inner = inner.read(np.float64)
-        if not is_table(x):
-            return [inner], None
-        rows = self.units.sequences(x, len(inner))
+        rows, steps = [np.zeros(1, dtype=np.int64)], None
+        if is_table(x) or time is not None:
+            rows, stamps = units.sequences(x, len(inner), time)
+            if stamps is not None:
+                steps = np.full(len(inner), np.nan)
+                for some in rows:
+                    steps[some[1:]] = np.diff(stamps[some])
+        control = units.controls(x, u, steps, [int(some[0]) for some in rows])
+        if control is not None and control.ndim == 1:
+            control = control.unsqueeze(0)
+        whole = (inner,) if control is None else (inner, control)
         if len(rows) == 1:
-            return [inner], None
+            return [whole], None
         order = torch.from_numpy(np.argsort(np.concatenate(rows), kind="stable"))
-        if isinstance(inner, FileRows):
-            return [inner.part(some) for some in rows], order
-        return [inner[torch.from_numpy(some).to(inner.device)] for some in rows], order
+        return [tuple(_part(table, some) for table in whole) for some in rows], order
 
     def _truth(self, truth: ArrayLike, mean: Tensor) -> Tensor:
         z = as_tensor(truth, name="truth").to(mean)
@@ -222,7 +269,9 @@ class TrainableFilter(BaseFilter):
         x: Any,
         z: Any,
         *,
+        u: Any = None,
         time: Any = None,
+        time_steps: str = "equal",
         circular: Sequence[str] | str = (),
         angle_unit: str = "degrees",
         units: Units | None = None,
@@ -232,14 +281,39 @@ class TrainableFilter(BaseFilter):
 
         Arrays or tables with named columns. Rows with missing values, and gaps of `time`, cut a
         sequence. `circular` names the angles among the columns (x_1, ..., z_1, ... of arrays).
+        u [*b T du] are control inputs: row t holds what moved the latent from t - 1 to t, so that a
+        sequence's first row is not used. With time_steps="input", so does the step of time: the
+        dynamics p(z' | z, u, dt) are learned where steps are irregular, not taken as equal.
         `units` of another recording take the place of those found here. Batch dimensions of z are
         independent data sets, each with its own hyper-parameters. `progress` is handed the trials
         of a search, to show them.
         """
+        if not self.takes_controls and (u is not None or time_steps != "equal"):
+            raise KbrError(
+                f"{type(self).__name__} takes no control inputs u and no steps of time as input; "
+                "KernelBayesFilter does. Else put them among the columns of x."
+            )
         about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
+        about |= {"u": u, "time_steps": time_steps}
         data = training_data(x, z, standardize=self.standardized, **about)
         self._learn(self._lifted(data), progress)
         return self
+
+
+def _part(table: Tensor | FileRows, rows: np.ndarray) -> Tensor | FileRows:
+    if isinstance(table, FileRows):
+        return table.part(rows)
+    return table[torch.from_numpy(rows).to(table.device)]
+
+
+def _count(rows: Any) -> int:
+    """Of a table, an array or a list."""
+    return len(rows[names_of(rows)[0]] if is_table(rows) else rows)
+
+
+def _between(before: Place, now: Place) -> np.ndarray | None:
+    """The step of time; None where one of both is not known."""
+    return None if before[1] is None or now[1] is None else np.asarray(now[1] - before[1])
 
 
 def never(like: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
+from kbr.core.filters.sequences import split
 from kbr.core.filters.training_data import TrainingData
 from kbr.core.linalg import or_one
 from kbr.core.units.scaling import Scaling
@@ -95,8 +96,10 @@ def lifted(data: TrainingData, history: int, velocity: bool) -> TrainingData:
     if history > 1:
         if not data.shape:
             raise KbrError("history stacks rows x [T, dx]; got numbers x [T]. Pass x[:, None].")
-        parts = torch.split(data.x, data.lengths, -2)
+        observed, *moves = split(data.x, data.controls)
+        parts = torch.split(observed, data.lengths, -2)
         x = torch.cat([windows(part, history) for part in parts], -2)
+        x = torch.cat([x, *(part for part in moves if part is not None)], -1)
         shape = (history * data.shape[0], *data.shape[1:])
         data = replace(data, x=x, shape=shape, history=history)
     if velocity:

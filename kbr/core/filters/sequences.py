@@ -21,6 +21,7 @@ class Sequences:
 
     history   how many rows an observation holds, the newest first;
     rates     how many columns at the end of z are rates of the others, of which no error counts.
+    So many trailing columns of x are `controls`: what moved the latent there from the row before.
     """
 
     x: Float[Tensor, "*b n dx"]
@@ -28,17 +29,29 @@ class Sequences:
     lengths: list[int]
     history: int = field(default=1, kw_only=True)
     rates: int = field(default=0, kw_only=True)
+    controls: int = field(default=0, kw_only=True)
+
+    @property
+    def observed(self) -> Float[Tensor, "*b n d"]:
+        """The observations without the controls."""
+        return split(self.x, self.controls)[0]
 
     def outside(self, block: range) -> "Sequences":
         """What is not in the block of rows."""
         x, z = (outside(rows, block) for rows in (self.x, self.z))
         lengths = lengths_outside(self.lengths, block)
-        return Sequences(x, z, lengths, history=self.history, rates=self.rates)
+        kinds = {"history": self.history, "rates": self.rates, "controls": self.controls}
+        return Sequences(x, z, lengths, **kinds)
 
     def inside(self, block: range) -> list[Pair]:
         """The sequences' parts in the block."""
         pieces = pieces_inside(self.lengths, block)
         return [(self.x[..., a:b, :].double(), self.z[..., a:b, :]) for a, b in pieces]
+
+
+def split(rows: Tensor, controls: int) -> tuple[Tensor, Tensor | None]:
+    """Rows without their trailing controls, and these; None where there are none."""
+    return (rows[..., :-controls], rows[..., -controls:]) if controls else (rows, None)
 
 
 def outside(rows: Tensor, block: range, dim: int = -2) -> Tensor:

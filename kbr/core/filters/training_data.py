@@ -1,27 +1,32 @@
 """What users pass to `fit`, as sequences in inner coordinates with their units.
 
 Arrays, nested lists, tables with named columns, one sequence or a list of them. Rows with missing
-values and gaps in time cut a sequence; steps of the dynamics never cross a cut.
+values and gaps in time cut a sequence; steps of the dynamics never cross a cut. Controls ride at
+the end of the rows of x: a row is what a filter sees in a step.
 """
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.sequences import Sequences, training_sequences
-from kbr.core.inputs import as_tensor
+from kbr.core.inputs import as_tensor, check_finite
 from kbr.core.units.columns import is_table, names_of, numbers
+from kbr.core.units.controls import Controls
 from kbr.core.units.places import moments
-from kbr.core.units.sampling import longer, sampling_of
+from kbr.core.units.sampling import longer, sampling_of, varying_steps
 from kbr.core.units.scaling import Scaling, full_turn
 from kbr.core.units.units import Units
 
 Names = tuple[str, ...] | None
+STEPS = ("equal", "input")  # how steps of time are taken
 UNUSUAL = 7.0  # an angle declared in degrees whose values span less may be in radians
 
 
@@ -37,49 +42,67 @@ def training_data(
     x: Any,
     z: Any,
     *,
+    u: Any = None,
     time: Any = None,
+    time_steps: str = "equal",
     circular: Sequence[str] | str = (),
     angle_unit: str = "degrees",
     standardize: tuple[bool, bool] = (True, True),
     units: Units | None = None,
 ) -> TrainingData:
     """Checked, cut and scaled; `standardize` is for x and for z. `units` are taken where given."""
-    (x, names_x), (z, names_z) = _plain(x, "x"), _plain(z, "z")
-    x, z, gap = _cut(x, z, time)
+    (x, names_x), (z, names_z), (u, names_u) = _plain(x, "x"), _plain(z, "z"), _plain(u, "u")
+    x, z, u, steps, gap = _cut(x, z, u, time, time_steps)
     flat, latents, lengths, shape = training_sequences(x, z)
     observed = flat.reshape(*flat.shape[:-1], *shape)
+    starts = [0, *accumulate(lengths[:-1])]
     if units is None:
-        turn, names = full_turn(angle_unit), (names_x, names_z)
+        turn, names = full_turn(angle_unit), (names_x, names_z, names_u)
         wanted = (circular,) if isinstance(circular, str) else tuple(circular)
-        units = _units((observed, latents), names, wanted, turn, standardize, gap)
+        moves = None if u is None and steps is None else _moves(u, steps, latents, starts)
+        parts = (observed, latents, moves)
+        units = _units(parts, names, wanted, turn, standardize, gap, steps is not None)
     inner = units.x.apply(observed, "x").to(observed.dtype)
     flat = inner.reshape(*latents.shape[:-1], -1)
     one = tuple(inner.shape[latents.ndim - 1 :])
-    return TrainingData(flat, units.z.apply(latents), lengths, one, units)
+    controls = units.controls(None, u, steps, starts)
+    if controls is not None:
+        flat = torch.cat([flat, controls.to(flat)], -1)
+    count = 0 if controls is None else controls.shape[-1]
+    return TrainingData(flat, units.z.apply(latents), lengths, one, units, controls=count)
 
 
 def _units(
-    pair: tuple[Tensor, Tensor],
-    names: tuple[Names, Names],
+    parts: tuple[Tensor, Tensor, Tensor | None],
+    names: tuple[Names, Names, Names],
     wanted: tuple[str, ...],
     turn: float,
     standardize: tuple[bool, bool],
     gap: float | None,
+    steps: bool,
 ) -> Units:
-    """Fitted to the training rows x and z; `wanted` are the names of angles."""
-    x, z = pair
+    """Fitted to the training rows x, z and controls, of which the last are `steps` of time.
+
+    `wanted` are the names of angles.
+    """
+    x, z, moves = parts
     batch = z.ndim - 2
     vectors = x.ndim == batch + 2
     x_names = names[0] or (_numbered("x", x.shape[-1]) if vectors else ())
     z_names = names[1] or _numbered("z", z.shape[-1])
-    unknown = [name for name in wanted if name not in (*x_names, *z_names)]
+    count = 0 if moves is None else moves.shape[-1] - steps
+    u_names = names[2] or Controls.numbered(count)
+    unknown = [name for name in wanted if name not in (*x_names, *z_names, *u_names)]
     if unknown:
+        also = f" or u ({', '.join(u_names)})" if u_names else ""
         raise KbrError(
             f"circular names {', '.join(map(repr, unknown))}, which is no column of x "
-            f"({', '.join(x_names) or 'frames'}) or z ({', '.join(z_names)}). Correct circular."
+            f"({', '.join(x_names) or 'frames'}) or z ({', '.join(z_names)}){also}. Correct "
+            "circular."
         )
+
     scalings = []
-    for values, columns, wide in zip(pair, (x_names, z_names), standardize, strict=True):
+    for values, columns, wide in zip((x, z), (x_names, z_names), standardize, strict=True):
         marks = tuple(name in wanted for name in columns)
         for k, name in enumerate(columns):
             span = float(values[..., k].max() - values[..., k].min()) if marks[k] else UNUSUAL
@@ -93,7 +116,24 @@ def _units(
         scaling = Scaling.fit(values, marks, turn, batch=batch, standardize=wide) if fit else None
         scalings.append(scaling or Scaling.none(values))
     scale_x, scale_z = scalings
-    return Units(scale_x, scale_z, names[0], names[1], labels=names[1], max_gap=gap)
+    u = None
+    if moves is not None:
+        u = Controls.fit(moves, names[2], circular=wanted, turn=turn, time=steps)
+    return Units(scale_x, scale_z, names[0], names[1], labels=names[1], max_gap=gap, u=u)
+
+
+def _moves(u: Tensor | None, steps: np.ndarray | None, z: Tensor, starts: list[int]) -> Tensor:
+    """Controls, and steps of time, of all rows that do not begin a sequence."""
+    parts = [] if u is None else [u.to(z.device, torch.float64)]
+    if steps is not None:
+        parts.append(torch.from_numpy(steps).to(z.device).unsqueeze(-1))
+    keep = torch.ones(z.shape[-2], dtype=torch.bool, device=z.device)
+    keep[starts] = False
+    moves = torch.cat(parts, -1)[..., keep, :]
+    if moves.shape[-2] == 0:
+        return torch.cat(parts, -1)[..., :1, :].nan_to_num(0.0)  # no step: refused by the filter
+    check_finite(moves, name="u")
+    return moves
 
 
 def _numbered(letter: str, count: int) -> tuple[str, ...]:
@@ -117,44 +157,67 @@ def _is_series(value: Any) -> bool:
     return hasattr(value, "to_numpy") and not is_table(value)
 
 
-def _cut(x: Any, z: Any, time: Any) -> tuple[Any, Any, float | None]:
-    """Sequences cut at rows with missing values and at gaps in time; the limit of a gap."""
+def _cut(
+    x: Any, z: Any, u: Any, time: Any, time_steps: str
+) -> tuple[Any, Any, Tensor | None, np.ndarray | None, float | None]:
+    """Sequences cut at missing values and at gaps in time.
+
+    Also their controls laid end to end, the steps of time where they are an input, and the limit
+    of a gap.
+    """
+    if time_steps not in STEPS:
+        raise KbrError(f"time_steps must be one of {', '.join(STEPS)}; got {time_steps!r}.")
+    if time_steps == "input" and time is None:
+        raise KbrError("time_steps='input' makes steps of time an input: pass time=... too.")
     several = _several(x) and _several(z)
     if several and len(x) != len(z):
-        return x, z, None  # refused, in words, where shapes are checked
+        return x, z, None, None, None  # refused, in words, where shapes are checked
     xs, zs = (list(x), list(z)) if several else ([x], [z])
-    times: list[Any] = [None] * len(xs)
-    if time is not None:
-        times = [moments(part) for part in (time if several else [time])]
-    if len(times) != len(xs):
-        raise KbrError(f"time must be as many sequences as x; got {len(times)} and {len(xs)}.")
+    times, us = _each(time, "time", len(xs), several), _each(u, "u", len(xs), several)
+    times = [None if part is None else moments(part) for part in times]
     pairs = [(as_tensor(a, name="x"), as_tensor(b, name="z")) for a, b in zip(xs, zs, strict=True)]
+    moves = [
+        None if part is None else _control_rows(part, b)
+        for part, (_, b) in zip(us, pairs, strict=True)
+    ]
     plain = all(b.ndim in (1, 2) and a.ndim and len(a) == len(b) for a, b in pairs)
     if not plain:
         if time is not None:
             raise KbrError("time goes with sequences x [T, ...] and z [T, dz]; leave it out here.")
-        return x, z, None
-    sampling = None
+        return x, z, moves[0], None, None
+    sampling, is_input = None, False
     if time is not None:
         ids = np.repeat(np.arange(len(times)), [len(t) for t in times])
-        sampling = sampling_of(np.concatenate(times), ids)
+        stamps = np.concatenate(times)
+        sampling = sampling_of(stamps, ids)
+        wide = varying_steps(stamps, ids) if time_steps == "input" else None
+        if wide is not None and wide.irregular:
+            sampling, is_input = wide, True
     limit = None if sampling is None else sampling.limit
-    pieces, lost, rows = [], 0, 0
-    for (a, b), stamps in zip(pairs, times, strict=True):
+    pieces: list[tuple[Any, ...]] = []
+    lost, rows, unknown = 0, 0, 0
+    for (a, b), stamps, move in zip(pairs, times, moves, strict=True):
         if stamps is not None and len(stamps) != len(b):
             raise KbrError(f"time must hold one value a row; got {len(stamps)} for {len(b)} rows.")
         good = _complete(a) & _complete(b)
         starts = np.zeros(len(b), dtype=bool)
+        steps = np.full(len(b), np.nan)
         if stamps is not None:
-            steps = np.diff(stamps)
-            if (steps <= 0).any() or not np.isfinite(stamps).all():
+            steps[1:] = np.diff(stamps)
+            if (steps[1:] <= 0).any() or not np.isfinite(stamps).all():
                 raise KbrError("time must grow from row to row of a sequence. Sort the rows.")
             if limit is not None:
-                starts[1:] = longer(steps, limit, stamps[1:])
+                starts[1:] = longer(steps[1:], limit, stamps[1:])
+        if move is not None:
+            absent = ~_complete(move)
+            unknown += int(absent[1:].sum())
+            starts |= absent
         kept = np.flatnonzero(good)
         cuts = np.flatnonzero((np.diff(kept) > 1) | starts[kept[1:]]) + 1
-        runs = [run for run in np.split(kept, cuts) if len(run)]
-        pieces += [(a[run[0] : run[-1] + 1], b[run[0] : run[-1] + 1]) for run in runs]
+        runs = [slice(run[0], run[-1] + 1) for run in np.split(kept, cuts) if len(run)]
+        pieces += [
+            (a[run], b[run], move if move is None else move[run], steps[run]) for run in runs
+        ]
         lost, rows = lost + len(good) - len(kept), rows + len(good)
     if not pieces and rows:
         raise KbrError(f"every one of the {rows} training rows has a missing value in x or z.")
@@ -164,17 +227,62 @@ def _cut(x: Any, z: Any, time: Any) -> tuple[Any, Any, float | None]:
             f"dynamics are learned from {len(pieces)} piece(s) between them.",
             stacklevel=4,
         )
-    if sampling is not None and (sampling.irregular or sampling.gaps):
+    if unknown:
+        warnings.warn(
+            f"u is missing in {unknown} of {rows} training rows: the dynamics are not learned from "
+            "the steps to them.",
+            stacklevel=4,
+        )
+    if time_steps == "input" and not is_input:
+        warnings.warn(
+            "steps of time are even, so nothing can be learned from them: time_steps='input' is "
+            "left out.",
+            stacklevel=4,
+        )
+    if sampling is not None and (sampling.gaps or (sampling.irregular and not is_input)):
+        taken = "an input of the dynamics" if is_input else "equal"
         warnings.warn(
             f"{'sampling is irregular: ' if sampling.irregular else ''}steps of time from "
             f"{sampling.shortest:.3g} to {sampling.longest:.3g}, usually {sampling.usual:.3g}; the "
-            f"filter takes all steps up to {sampling.limit:.3g} as equal, and {sampling.gaps} "
-            "longer one(s) as gaps. Resample the recording evenly where that is wrong.",
+            f"filter takes all steps up to {sampling.limit:.3g} as {taken}, and {sampling.gaps} "
+            "longer one(s) as gaps. Resample the recording evenly where that is wrong"
+            f"{'' if is_input else ', or set time_steps=input'}.",
             stacklevel=4,
         )
-    if len(pieces) <= 1 and not several:
-        return (*pieces[0], limit) if pieces else (x, z, limit)
-    return [a for a, _ in pieces], [b for _, b in pieces], limit
+    if not pieces:
+        return x, z, None, None, limit
+    one = len(pieces) == 1 and not several
+    xs, zs, us, dts = ([piece[k] for piece in pieces] for k in range(4))
+    return (
+        xs[0] if one else xs,
+        zs[0] if one else zs,
+        None if us[0] is None else torch.cat(us),
+        np.concatenate(dts) if is_input else None,
+        limit,
+    )
+
+
+def _each(value: Any, name: str, count: int, several: bool) -> list[Any]:
+    """One for each sequence."""
+    if value is None:
+        return [None] * count
+    parts = list(value) if several else [value]
+    if len(parts) != count:
+        raise KbrError(f"{name} must be as many sequences as x; got {len(parts)} and {count}.")
+    return parts
+
+
+def _control_rows(u: Any, z: Tensor) -> Tensor:
+    """Controls [*b T du], one row for each of z."""
+    values = as_tensor(u, name="u").double()
+    lead = z.shape if z.ndim == 1 else z.shape[:-1]
+    values = values.unsqueeze(-1) if values.shape == lead else values
+    if values.shape[:-1] != lead or not values.shape[-1]:
+        raise KbrError(
+            f"u must have shape {[*lead, 'du']}, a row of control inputs for each row of z; got "
+            f"{list(values.shape)}."
+        )
+    return values
 
 
 def _several(value: Any) -> bool:

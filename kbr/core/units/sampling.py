@@ -46,6 +46,15 @@ def longer(steps: np.ndarray, limit: float, near: np.ndarray) -> np.ndarray:
     return exceeds
 
 
+def varying_steps(time: np.ndarray, sequence: np.ndarray) -> Sampling | None:
+    """The same where the step of time is an input: only the rarest long steps are gaps."""
+    usual = sampling_of(time, sequence)
+    if usual is None:
+        return None
+    rare = float(np.quantile(np.diff(time)[np.diff(sequence) == 0], 1 - FEW_CUTS))
+    return sampling_of(time, sequence, max(usual.limit, rare))
+
+
 def sampling_of(
     time: np.ndarray, sequence: np.ndarray, max_gap: float | None = None
 ) -> Sampling | None:

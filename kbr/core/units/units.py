@@ -17,6 +17,7 @@ from kbr.core.errors import KbrError
 from kbr.core.inputs import as_tensor
 from kbr.core.io.file_rows import FileRows
 from kbr.core.units.columns import is_table, names_of, numbers
+from kbr.core.units.controls import Controls
 from kbr.core.units.places import Place, cut, grouped, is_gap, label, moment, moments
 from kbr.core.units.scaling import Scaling
 
@@ -28,6 +29,7 @@ X = "x"  # the name under which a table may hold whole observations, such as fra
 class Units:
     """Scaling of x and z; names of their columns, and labels of z with units, where there are any.
 
+    u         the control inputs, where there were some in training;
     max_gap   a longer step of time begins a new sequence;
     source    how new recordings are read, as plain values: the columns of `sequence` ids and of
               `time`; `several`, whether there were ids; `dates`, whether time stamps were dates;
@@ -41,6 +43,7 @@ class Units:
     labels: tuple[str, ...] | None = None
     max_gap: float | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
+    u: Controls | None = None
 
     @classmethod
     def none(cls, like: Tensor) -> "Units":
@@ -63,11 +66,13 @@ class Units:
         """The column of sequence ids or of time stamps: by its name in training, or `key`."""
         if key in self.source:
             return None if self.source[key] is None else str(self.source[key])
-        return None if key in (self.x_names or ()) else key
+        names = (*(self.x_names or ()), *((self.u and self.u.names) or ()))
+        return None if key in names else key
 
-    def place(self, row: Any) -> Place:
+    def place(self, row: Any, time: Any = None) -> Place:
         """Sequence and time that a row of named columns states; None where it says nothing."""
-        sequence, time = self._borders(row)
+        sequence, stated = self._borders(row)
+        time = stated if time is None else time
         name = None if sequence is None else label(sequence)
         return name, None if time is None else moment(time, self.source.get("dates"))
 
@@ -79,15 +84,30 @@ class Units:
             return False
         return is_gap(before[1], now[1], self.max_gap)
 
-    def sequences(self, table: Any, rows: int) -> list[np.ndarray]:
-        """Row numbers of every sequence that a table states, cut at gaps in time."""
-        ids, time = self._borders(table)
-        times = None if time is None else moments(time, self.source.get("dates"))
-        for name, column in (("sequence", ids), ("time", times)):
-            if column is not None and len(column) != rows:
-                raise KbrError(f"{name} must hold one value a row; got {len(column)} of {rows}.")
+    def sequences(
+        self, table: Any, rows: int, time: Any = None
+    ) -> tuple[list[np.ndarray], np.ndarray | None]:
+        """Row numbers of every sequence that a table states, cut at gaps in time, and that time."""
+        ids, stated = self._borders(table)
+        time = stated if time is None else time
+        given = None if time is None else moments(time, self.source.get("dates"))
+        for name, found in (("sequence", ids), ("time", given)):
+            if found is not None and len(found) != rows:
+                raise KbrError(f"{name} must hold one value a row; got {len(found)} of {rows}.")
         groups = [np.arange(rows)] if ids is None else grouped([label(i) for i in np.asarray(ids)])
-        return [part for group in groups for part in cut(group, times, self.max_gap)]
+        return [part for group in groups for part in cut(group, given, self.max_gap)], given
+
+    def controls(
+        self, x: Any, u: Any, steps: np.ndarray | None = None, starts: Sequence[int] = ()
+    ) -> Tensor | None:
+        """Control inputs in inner coordinates: see `Controls.inner`; None where there are none."""
+        if self.u is not None:
+            return self.u.inner(x, u, steps, starts)
+        if u is not None:
+            raise KbrError(
+                "this filter was fitted without control inputs. Leave u out, or fit(x, z, u=...)."
+            )
+        return None
 
     def _borders(self, table: Any) -> tuple[Any, Any]:
         """The columns of sequence ids and time stamps, None where there are no such columns."""
@@ -104,10 +124,12 @@ class Units:
         return content("sequence"), content("time")
 
     def to(self, device: str | torch.device) -> "Units":
-        return replace(self, x=self.x.to(device), z=self.z.to(device))
+        u = self.u and self.u.to(device)
+        return replace(self, x=self.x.to(device), z=self.z.to(device), u=u)
 
     def member(self, index: int) -> "Units":
-        return replace(self, x=self.x.member(index), z=self.z.member(index))
+        u = self.u and self.u.member(index)
+        return replace(self, x=self.x.member(index), z=self.z.member(index), u=u)
 
     def record(self) -> dict[str, Any]:
         """Plain values and tensors, for a file."""
@@ -118,6 +140,7 @@ class Units:
             **{key: None if value is None else list(value) for key, value in names.items()},
             "max_gap": self.max_gap,
             "source": dict(self.source),
+            "u": self.u and self.u.record(),
         }
 
     @classmethod
@@ -133,6 +156,7 @@ class Units:
                 **names,
                 max_gap=None if record["max_gap"] is None else float(record["max_gap"]),
                 source={str(key): value for key, value in record["source"].items()},
+                u=None if record.get("u") is None else Controls.from_record(record["u"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             if isinstance(error, KbrError):

@@ -152,19 +152,19 @@ class LearnedFilter(TrainedFilter):
     def smoothing_calibration(self) -> Calibration | None:
         return self.kernel_filter.smoothing_calibration
 
-    def _filtered(self, x: Tensor | FileRows) -> KernelFilterResult:
+    def _filtered(self, x: Tensor | FileRows, *u: Tensor) -> KernelFilterResult:
         return self.kernel_filter._filtered(self._features(x))
 
-    def _smoothed(self, x: Tensor | FileRows) -> KernelFilterResult:
+    def _smoothed(self, x: Tensor | FileRows, *u: Tensor) -> KernelFilterResult:
         return self.kernel_filter._smoothed(self._features(x))
 
     def _start(self, prior: Any) -> KernelBelief:
         return self.kernel_filter._start(prior)
 
-    def _stepped(self, belief: KernelBelief, x: Tensor) -> KernelBelief:
+    def _stepped(self, belief: KernelBelief, x: Tensor, *u: Tensor) -> KernelBelief:
         return self.kernel_filter._stepped(belief, self._features(self._one_row(x))[0])
 
-    def _ahead(self, belief: KernelBelief, steps: int) -> KernelBelief:
+    def _ahead(self, belief: KernelBelief, steps: int, *u: Tensor) -> KernelBelief:
         return self.kernel_filter._ahead(belief, steps)
 
     def _features(self, x: Tensor | FileRows) -> Tensor:

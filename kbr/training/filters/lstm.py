@@ -98,7 +98,7 @@ class LSTMFilter(TrainedFilter):
             self._calibration = Calibration(**{**parts, "counts": tuple(parts["counts"])})
 
     @torch.no_grad()
-    def _filtered(self, x: Tensor | FileRows) -> FilterResult:
+    def _filtered(self, x: Tensor | FileRows, *u: Tensor) -> FilterResult:
         psi, seen, lead = self.encode(x)
         answers = [self._latents(self.lstm.windows(rows)) for rows in hold(psi, seen)]
         began = seen.cummax(1).values.unsqueeze(-1)
@@ -120,12 +120,12 @@ class LSTMFilter(TrainedFilter):
         )
 
     @torch.no_grad()
-    def _stepped(self, belief: LSTMBelief, x: Tensor) -> LSTMBelief:
+    def _stepped(self, belief: LSTMBelief, x: Tensor, *u: Tensor) -> LSTMBelief:
         psi, seen, _ = self.encode(self._one_row(x))
         return self._moved(belief, psi[0, 0] if bool(seen) else None)
 
     @torch.no_grad()
-    def _ahead(self, belief: LSTMBelief, steps: int) -> LSTMBelief:
+    def _ahead(self, belief: LSTMBelief, steps: int, *u: Tensor) -> LSTMBelief:
         for _ in range(steps):
             belief = self._moved(belief, None)
         return belief

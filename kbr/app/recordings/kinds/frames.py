@@ -26,6 +26,7 @@ def read_frames(source: "Source", states: Path) -> Columns:
     columns = table.z
     if not source.z and source.needs_z:
         taken = [source.file, *(source.column(key, table.names) for key in ("sequence", "time"))]
+        taken += source.u or ()
         columns = tuple(name for name in table.names if name not in taken)
         if not columns:
             raise KbrError(f"{states} has no columns of states beside {', '.join(table.names)}.")

@@ -19,6 +19,7 @@ from kbr.core.features import (
 )
 from kbr.core.filters.kernel.engine import ActiveSet, LowRank, Update, compress
 from kbr.core.filters.kernel.known_transition import KnownOperators, TransitionRatio
+from kbr.core.filters.kernel.lift import Lift
 from kbr.core.filters.kernel.operators import (
     dense_operators,
     leave_one_out_score,
@@ -27,7 +28,8 @@ from kbr.core.filters.kernel.operators import (
 from kbr.core.filters.kernel.search import ETA_BOUNDS, Bounds, search_ridge
 from kbr.core.filters.kernel.settings import Settings, is_free
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.kernels import Kernel, Linear, median_distance
+from kbr.core.filters.sequences import Sequences
+from kbr.core.kernels import Gaussian, Kernel, Linear, median_distance
 from kbr.core.rules import Rule
 
 FULL_RANK = 0.45  # above this share of n, features of x cost more than the active set
@@ -38,7 +40,7 @@ ROUGH_LAM = 1e-6  # below this ridge it loses those by which ridges are told apa
 TOLERANCE = 1e-7  # of factors to choose with: that needs fewer digits than filtering
 SMALL_ETA = 1e-5  # below this ridge what the factor of the latents leaves out shows
 CLOSE = 1e-11  # so it is made again, to this tolerance
-Medians = tuple[Tensor | None, ...]  # of x and of z
+Medians = tuple[Tensor | None, ...]  # of x, of z and of controls
 Observed = Float[Tensor, "*b n dx"]
 Latents = Float[Tensor, "*b n dz"]
 AnyKernel = Kernel | FeatureMap
@@ -60,25 +62,28 @@ class Builder:
     """Builds the parts of a filter with these settings.
 
     `least_lam` and `least_eta` end the search where less would be lost in rounding. `medians` are
-    the distances that bandwidths of x and z are multiples of, where they are known already.
+    the distances that bandwidths of x, z and controls are multiples of, where they are known
+    already; `scale_u` is the controls' multiple.
     """
 
     settings: Settings
     least_lam: float = 0.0
     least_eta: float = 0.0
-    medians: Medians = (None, None)
+    medians: Medians = (None, None, None)
+    scale_u: Scale = 1.0
 
     @property
     def rule(self) -> Rule:
         return self.settings.rule
 
-    def measured(self, x: Observed, z: Latents) -> "Builder":
+    def measured(self, data: Sequences) -> "Builder":
         """The same for features of these points at many scales: their medians are found once."""
         medians: list[Tensor | None] = []
-        for kernel, rows in ((self.rule.kernel_x, x), (self.rule.kernel_z, z)):
+        for kernel, rows in ((self.rule.kernel_x, data.observed), (self.rule.kernel_z, data.z)):
             by_median = is_free(kernel) and type(kernel).fit is Kernel.fit  # as kernels have it
             medians.append(median_distance(rows) if by_median else None)
-        return replace(self, medians=tuple(medians))
+        u = controls_of(data)
+        return replace(self, medians=(*medians, None if u is None else median_distance(u)))
 
     def of_members(self, members: Tensor) -> "Builder":
         """The same for some of the data sets."""
@@ -143,14 +148,27 @@ class Builder:
         pays = update.pivots.shape[-2] < COMPRESSED_SHARE * n
         return update if pays or engine == "compressed" else LowRank(features)
 
-    def ridges(self, phi: Float[Tensor, "*b n p"], lengths: Sequence[int]) -> dict[str, Any]:
+    def lift(self, phi: Float[Tensor, "*b n p"], data: Sequences, tolerance: float) -> Lift | None:
+        """Features of latents joined with the controls that move them; None without controls."""
+        u = controls_of(data)
+        if u is None:
+            return None
+        median = median_distance(u) if self.medians[2] is None else self.medians[2]
+        before = transition_pairs(data.lengths)[0].to(phi.device)
+        kernel = Gaussian(bandwidth=self.scale_u * median)
+        return Lift.of(kernel, phi.index_select(-2, before), u, tolerance=tolerance)
+
+    def ridges(
+        self, phi: Float[Tensor, "*b n p"], lengths: Sequence[int], lift: Lift | None
+    ) -> dict[str, Any]:
         """eta (leave-one-out unless given) and lam_transition (eta unless given)."""
         ones, settings = phi.new_ones(phi.shape[:-2]), self.settings
         if settings.given_eta is not None:
             eta = settings.given_eta * ones
         else:
             pairs = (rows.to(phi.device) for rows in transition_pairs(lengths))
-            score = leave_one_out_score(phi, *(phi.index_select(-2, rows) for rows in pairs))
+            before, after = (phi.index_select(-2, rows) for rows in pairs)
+            score = leave_one_out_score(phi, before if lift is None else lift.rows, after)
             if settings.etas is None:
                 eta = search_ridge(score, ones, self.eta_bounds)
             else:
@@ -160,23 +178,33 @@ class Builder:
         return {"eta": eta, "lam_transition": eta if lam is None else lam * ones}
 
     def ridged_latents(
-        self, z: Latents, scale: Scale, lengths: Sequence[int]
-    ) -> tuple[Features, dict[str, Any]]:
-        """Features of the latents close enough to choose with, and both ridges."""
-        latents = self.latents(z, scale, TOLERANCE)
-        ridges = self.ridges(latents.train, lengths)
-        if float(ridges["eta"].min()) < SMALL_ETA:
-            latents = self.latents(z, scale, CLOSE)
-            ridges = self.ridges(latents.train, lengths)
-        return latents, ridges
+        self, data: Sequences, scale: Scale
+    ) -> tuple[Features, Lift | None, dict[str, Any]]:
+        """Features of the latents close enough to choose with, their lift, and both ridges."""
+
+        def made(tolerance: float) -> tuple[Features, Lift | None, dict[str, Any]]:
+            latents = self.latents(data.z, scale, tolerance)
+            lift = self.lift(latents.train, data, 10 * tolerance)
+            return latents, lift, self.ridges(latents.train, data.lengths, lift)
+
+        parts = made(TOLERANCE)
+        return made(CLOSE) if float(parts[2]["eta"].min()) < SMALL_ETA else parts
 
     def operators(
-        self, update: Update, latents: Features, z: Latents, lengths: Sequence[int], **ridges: Any
+        self, update: Update, latents: Features, z: Latents, lengths: Sequence[int], **parts: Any
     ) -> Operators:
-        """Everything the filter needs before it sees an observation; `ridges` by their names."""
+        """Everything the filter needs before it sees an observation; ridges and lift by name."""
         if isinstance(self.rule.ratio, TransitionRatio):
             return KnownOperators.of(self.rule, update, z)
-        return dense_operators(self.rule, update, latents, z, lengths, **ridges)
+        return dense_operators(self.rule, update, latents, z, lengths, **parts)
+
+
+def controls_of(data: Sequences) -> Float[Tensor, "*b k du"] | None:
+    """Of every step inside a sequence, in double precision; None where there are none."""
+    if not data.controls:
+        return None
+    _, after = transition_pairs(data.lengths)
+    return data.x[..., -data.controls :].index_select(-2, after.to(data.x.device)).double()
 
 
 def _scaled(

@@ -17,6 +17,7 @@ from kbr.core.filters.kernel.compression import compressed, with_cost
 from kbr.core.filters.kernel.export import export_step
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.held_out import measured, smoothing_measured
+from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.large import is_large, tuning_part
 from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.filters.kernel.saving import SavedFilter
@@ -47,6 +48,8 @@ class KernelBayesFilter(SavedFilter):
 
     Ref: Xu et al. 2022, Algorithm 2.
     """
+
+    takes_controls = True
 
     def __repr__(self) -> str:
         if self._fitted is None:
@@ -119,12 +122,14 @@ class KernelBayesFilter(SavedFilter):
         choice = self._choose(data, scored=space is not None, space=space, **options)
         return Fitted.build(self.settings, FittedData(**vars(data), choice=choice))
 
-    def tune(self, x: Any, z: Any) -> Choice:
+    def tune(self, x: Any, z: Any, **about: Any) -> Choice:
         """What `fit` would choose, besides the ridges eta and lam', and its error; no fit."""
-        data = self._lifted(training_data(x, z, standardize=self.standardized))
+        data = self._lifted(training_data(x, z, standardize=self.standardized, **about))
         return self._choose(data, scored=True)
 
     def _choose(self, data: TrainingData, **options: Any) -> Choice:
+        if data.controls and isinstance(self.rule.ratio, TransitionRatio):
+            raise KbrError("TransitionRatio knows its dynamics, without controls: leave u out.")
         transition_pairs(data.lengths)  # fails early where there is no step to learn from
         builder, part = tuning_part(Builder(self.settings), data)
         return choose(builder, replace(part, x=part.x.to(torch.float64)), **options)
@@ -137,6 +142,7 @@ class KernelBayesFilter(SavedFilter):
         The cost, `compressed.compression`, is measured on x and z, or on the end of the training
         sequence. Smaller and faster by the ratio of the pairs; calibration is carried over.
         """
+        self._refuse_controls("compress")
         small = compressed(self.fitted, n_landmarks)
         small = small.changed(smoothing=self.smoothing_calibration)
         data, scaling = self.fitted.data, self.units.z
@@ -153,6 +159,7 @@ class KernelBayesFilter(SavedFilter):
 
     def export(self, path: str | Path) -> None:
         """The step as a torch.export program, to run without kbr: see `export_step`."""
+        self._refuse_controls("export")
         if is_large(self.operators.n):
             raise KbrError(
                 f"a program holds all of a filter's points, here {self.operators.n:,}. Call "
@@ -162,17 +169,17 @@ class KernelBayesFilter(SavedFilter):
             raise KbrError("a program sees one observation at a time. Fit with history=1.")
         export_step(self.fitted, self.shape, Path(path))
 
-    def _filtered(self, x: Tensor) -> KernelFilterResult:
-        return self.fitted.filtered(self.fitted.windows(x))
+    def _filtered(self, x: Tensor, *u: Tensor) -> KernelFilterResult:
+        return self.fitted.filtered(self.fitted.windows(x), *u)
 
-    def _smoothed(self, x: Tensor) -> KernelFilterResult:
-        return self.fitted.smoothed(self.fitted.windows(x))
+    def _smoothed(self, x: Tensor, *u: Tensor) -> KernelFilterResult:
+        return self.fitted.smoothed(self.fitted.windows(x), *u)
 
     def _start(self, prior: Any) -> KernelBelief:
         step = self.operators.start(1) if prior is None else self._prior(prior)
         return self._belief(step, never(step.evidence.squeeze(-1)), 0)
 
-    def _stepped(self, belief: KernelBelief, x: Tensor) -> KernelBelief:
+    def _stepped(self, belief: KernelBelief, x: Tensor, *u: Tensor) -> KernelBelief:
         fitted = self.fitted
         operators = fitted.operators
         if x.shape != fitted.expected:
@@ -185,7 +192,10 @@ class KernelBayesFilter(SavedFilter):
         if not math.isfinite(row.sum()):  # finite: so is every number in it
             seen = row.isfinite().all(-1)
             row = row.nan_to_num(0.0, 0.0, 0.0)
-        query = operators.update.observe(row)
+        familiar = fitted.reach(row)
+        if operators.controls:
+            row = torch.cat([row, self._moves(u, 1)], -1)
+        query = operators.observe(row)
         now = Step(
             belief.weights.unsqueeze(-2),
             belief.state.unsqueeze(-2),
@@ -193,23 +203,38 @@ class KernelBayesFilter(SavedFilter):
             belief.evidence.unsqueeze(-1),
             first=belief.steps == 0,
         )
-        after = operators.step(now, query, fitted.lam, seen, fitted.reach(row))
+        after = operators.step(now, query, fitted.lam, seen, familiar)
         evidence = after.evidence.squeeze(-1)
         since = next_horizon(belief.since, evidence)
         return self._belief(after, since, belief.steps + 1, belief.stretch, recent)
 
-    def _ahead(self, belief: KernelBelief, steps: int) -> KernelBelief:
+    def _ahead(self, belief: KernelBelief, steps: int, *u: Tensor) -> KernelBelief:
+        moves = self._moves(u, steps) if self.operators.controls else None
         nothing = belief.state.new_full(self.fitted.expected, torch.nan)
-        for _ in range(steps):
+        for step in range(steps):
             # Before the first observation, the start itself is the prediction of step 1.
             if belief.steps == 0:
                 belief = replace(belief, steps=1)
                 continue
             recent, _ = self.fitted.window(belief.recent, nothing)
-            after = self.operators.predict(belief.state.unsqueeze(-2))
+            now = None if moves is None else moves[..., step : step + 1, :]
+            after = self.operators.predict(belief.state.unsqueeze(-2), now)
             since = next_horizon(belief.since, torch.zeros_like(belief.evidence))
             belief = self._belief(after, since, belief.steps + 1, belief.stretch, recent)
         return belief
+
+    def _refuse_controls(self, what: str) -> None:
+        if self.operators.controls:
+            raise KbrError(f"{what} takes filters without control inputs; this one has some.")
+
+    def _moves(self, u: tuple[Tensor, ...], steps: int) -> Tensor:
+        """Controls [*b steps du]; zeros for a first step, which none leads to."""
+        shape = (*self.fitted.row[:-2], steps, self.operators.controls)
+        if not u:
+            return self.fitted.lam.new_zeros(shape)
+        if u[0].numel() != math.prod(shape):
+            raise KbrError(f"u must have shape {list(shape)} here; got {list(u[0].shape)}.")
+        return u[0].reshape(shape)
 
     def _prior(self, prior: Any) -> Step:
         """An embedding of latents in the units of z, as a belief on the training latents."""

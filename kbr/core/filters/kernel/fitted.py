@@ -14,6 +14,7 @@ from kbr.core.filters.kernel.building import Builder, latent_tolerance, observat
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.landmarks import landmark_operators, landmark_tolerance
 from kbr.core.filters.kernel.large import is_large, large_operators, tuning_part
+from kbr.core.filters.kernel.lift import lift_tolerance
 from kbr.core.filters.kernel.novelty import Reach, reach_of
 from kbr.core.filters.kernel.run import run_filter, run_smoother
 from kbr.core.filters.kernel.settings import Settings
@@ -51,9 +52,9 @@ class Fitted:
     def __post_init__(self) -> None:
         """What every step asks for, once: shapes, lam, units, what is familiar."""
         data, n = self.data, self.data.z.shape[-2]
-        batch, width = data.z.shape[:-2], data.x.shape[-1]
+        batch, x = data.z.shape[:-2], data.observed
         cut = validation_start(n) if n >= MINIMUM_STEPS else n
-        reach = reach_of(data.x, data.x[..., cut:, :], cut)
+        reach = reach_of(x, x[..., cut:, :], cut)
         if data.reach is not None:
             reach = replace(reach, limit=data.reach)
         units = Units.none(data.z) if data.units is None else data.units
@@ -63,7 +64,7 @@ class Fitted:
         derived = {
             "one": one,
             "expected": torch.Size((*batch, *one)),
-            "row": (*batch, 1, width),
+            "row": (*batch, 1, x.shape[-1]),
             "lam": data.choice.lam.unsqueeze(-1),
             "reach": reach,
             "units": units,
@@ -79,13 +80,14 @@ class Fitted:
         Math: see `Operators`; which of their kinds is a matter of the number of points, and of
         whether the filter is compressed.
         """
-        builder, large = Builder(settings), is_large(data.z.shape[-2])
-        x = data.x if large else data.x.to(torch.float64)
-        builder = builder if large else builder.measured(x, data.z)
+        scale_u = 1.0 if data.choice.scale_u is None else data.choice.scale_u
+        builder, large = Builder(settings, scale_u=scale_u), is_large(data.z.shape[-2])
+        exact = data if large else replace(data, x=data.x.to(torch.float64))
+        builder = builder if large else builder.measured(exact)
         if bool(data.choice.eta.isnan().any()):
             choice = with_ridges(data.choice, *tuning_part(builder, data))
             data = replace(data, choice=choice)
-        operators, latents = _operators(builder, x, data)
+        operators, latents = _operators(builder, exact.observed, data)
         return cls(settings, data, operators, latents)
 
     @property
@@ -111,27 +113,37 @@ class Fitted:
         """The same for one observation [*b ...] after the `recent` ones, and those after it."""
         return after_one(recent, x, self.data.history, len(self.one))
 
-    def filtered(self, x: Tensor) -> KernelFilterResult:
-        """Inner beliefs at observations x [*b *s T ...]."""
-        query, *flags, sequences = self._sequences(x)
+    def filtered(self, x: Tensor, u: Tensor | None = None) -> KernelFilterResult:
+        """Inner beliefs at observations x [*b *s T ...], with the controls u [*b *s T du]."""
+        query, *flags, sequences = self._sequences(x, u)
         lam = self.lam.expand(query.shape[:-2])
         return _reshaped(run_filter(self.operators, query, lam, *flags), sequences)
 
-    def smoothed(self, x: Tensor) -> KernelFilterResult:
+    def smoothed(self, x: Tensor, u: Tensor | None = None) -> KernelFilterResult:
         """Inner beliefs given the whole of every sequence."""
-        query, *flags, sequences = self._sequences(x)
+        query, *flags, sequences = self._sequences(x, u)
         lam, backward = self.lam.expand(query.shape[:-2]), self.data.choice.lam_transition
         return _reshaped(run_smoother(self.operators, query, lam, backward, *flags), sequences)
 
-    def _sequences(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
-        """Coordinates of observations [*b s t c], which are there, are familiar [*b s t], and s."""
+    def _sequences(
+        self, x: Tensor, u: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
+        """Coordinates of rows [*b s t c], which observations are there, are familiar, and s."""
         batch, shape = self.data.z.shape[:-2], self.data.shape
         lead = self._lead(x, shape)
         flat = x.to(self.operators.points).reshape(*batch, -1, lead[-1], math.prod(shape))
         seen = flat.isfinite().all(-1)
         flat = torch.where(seen.unsqueeze(-1), flat, torch.zeros_like(flat))
         rows = flat.flatten(-3, -2)
-        query, familiar = self.operators.update.observe(rows), self.reach(rows)
+        familiar = self.reach(rows)
+        if u is not None:
+            if u.shape[:-1] != lead:
+                raise KbrError(
+                    f"u must have shape {[*lead, 'du']}, a row for each of x; got {list(u.shape)}."
+                )
+            moves = u.reshape(*batch, -1, u.shape[-1])
+            rows = torch.cat([rows, moves.to(rows)], -1)
+        query = self.operators.observe(rows)
         query = query.reshape(*flat.shape[:-1], query.shape[-1])
         return query, seen, familiar.reshape(seen.shape), lead[len(batch) : -1]
 
@@ -155,8 +167,9 @@ def _operators(builder: Builder, x: Tensor, data: FittedData) -> tuple[Operators
     ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
     lam = float(choice.lam.min())
     if data.landmarks is None and is_large(z.shape[-2]):
-        scales = (choice.scale_x, choice.scale_z)
-        return large_operators(builder, x, z, data.lengths, scales=scales, lam=lam, **ridges)
+        return large_operators(
+            builder, data, scales=(choice.scale_x, choice.scale_z), lam=lam, **ridges
+        )
     x, tolerance = x.to(torch.float64), observation_tolerance(lam)
     if data.landmarks is not None:
         rough = rule.SPARSE  # the other rule's lam is that of a squared operator
@@ -167,7 +180,8 @@ def _operators(builder: Builder, x: Tensor, data: FittedData) -> tuple[Operators
     update = builder.update(x, choice.scale_x, tolerance, lam=lam)
     eta = float(torch.minimum(choice.eta, choice.lam_transition).min())
     latents = builder.latents(z, choice.scale_z, latent_tolerance(eta))
-    operators = builder.operators(update, latents, z, data.lengths, **ridges)
+    lift = builder.lift(latents.train, data, lift_tolerance(eta))
+    operators = builder.operators(update, latents, z, data.lengths, lift=lift, **ridges)
     known = isinstance(rule.ratio, TransitionRatio)
     return operators, None if known else latents.function
 

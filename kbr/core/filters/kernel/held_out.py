@@ -103,13 +103,14 @@ def filter_rows(
         return result.mean if correct is None else correct(operators, result, x)
 
     for x, truth in pairs:
-        query, steps = operators.update.observe(x), truth.shape[-2]
+        query, steps = operators.observe(x), truth.shape[-2]
         result = _run(operators, query.unsqueeze(-3), lam)
         mean = means(result, x.unsqueeze(-3))
         mean, cov = mean.squeeze(-3), result.cov.squeeze(-4)
         add(0, mean[..., WAKING:, :], cov[..., WAKING:, :, :], truth[..., WAKING:, :])
         assert result.states is not None
-        forecasts = run_forecast(operators, result.states.squeeze(-3), min(LONGEST, steps - 1))
+        states, longest = result.states.squeeze(-3), min(LONGEST, steps - 1)
+        forecasts = run_forecast(operators, states, longest, query)
         for h, moments in enumerate(forecasts, start=1):
             add(h, *operators.readout.mean_cov(moments[..., :-h, :]), truth[..., h:, :])
         if steps >= WAKING:
@@ -162,7 +163,7 @@ def smoother_rows(
     for x, truth in pairs:
         seen = _patterns(truth.shape[-2]).to(truth.device)
         several = (*truth.shape[:-2], *seen.shape)
-        query = operators.update.observe(x).unsqueeze(-3)
+        query = operators.observe(x).unsqueeze(-3)
         query = query.expand(*several, query.shape[-1])
         if history > 1:
             gaps = torch.where(seen.unsqueeze(-1), x.unsqueeze(-3), torch.nan)

@@ -14,7 +14,7 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.classical.state_space import StateSpaceModel
 from kbr.core.filters.kernel.engine import State, Update, Weights
-from kbr.core.filters.kernel.step import Operators, Step
+from kbr.core.filters.kernel.step import Move, Operators, Step
 from kbr.core.linalg import ridge_solve
 from kbr.core.ratios import Ratio
 from kbr.core.rules import Rule
@@ -63,16 +63,16 @@ class KnownOperators(Operators):
     def coordinates(self, weights: Weights) -> State:
         return weights
 
-    def advance(self, state: State) -> State:
+    def advance(self, state: State, u: Move = None) -> State:
         return state @ self.table.mT / self.n
 
     def ratio(self, m: State, weights: Callable[[], Weights] | None = None) -> Weights:
         return m * self.n
 
-    def ahead(self, state: State) -> Step:
+    def ahead(self, state: State, u: Move = None) -> Step:
         return self.belief(self.advance(state))
 
-    def predict(self, state: State) -> Step:
+    def predict(self, state: State, u: Move = None) -> Step:
         return self.ahead(state)  # R keeps the total weight, but for the sample's chance
 
     def forecast_table(self) -> Float[Tensor, "*b n c"]:

@@ -16,7 +16,7 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.kernel.engine import State, Update, Weights
 from kbr.core.filters.kernel.operators import FeatureOperators, transition_pairs
-from kbr.core.filters.kernel.step import Step
+from kbr.core.filters.kernel.step import Move, Step
 from kbr.core.filters.sequences import Sequences
 from kbr.core.kernels import Gaussian, Kernel, Linear
 from kbr.core.linalg import pivoted_cholesky, ridge_cholesky
@@ -69,7 +69,7 @@ class LandmarkOperators(FeatureOperators):
     def weigh(self, ratio: Weights) -> Weights:
         return ratio * (self.mass * self.n)
 
-    def ahead(self, state: State) -> Step:
+    def ahead(self, state: State, u: Move = None) -> Step:
         m = self.advance(state)
         return self.belief(self.ratio(m) * self.mass, m)
 

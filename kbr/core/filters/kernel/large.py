@@ -19,6 +19,7 @@ from kbr.core.features import FeatureMap, Features, PivotedCholesky, pivot_trian
 from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.engine import Compressed, LowRank, Update, square_pivots
 from kbr.core.filters.kernel.known_transition import TransitionRatio
+from kbr.core.filters.kernel.lift import RANK, lift_tolerance
 from kbr.core.filters.kernel.operators import LatentSums, LearnedOperators, learned_operators
 from kbr.core.filters.sequences import Sequences, lengths_outside
 from kbr.core.io.memory import check_memory
@@ -62,9 +63,7 @@ def tuning_part(builder: Builder, data: Sequences) -> tuple[Builder, Sequences]:
 
 def large_operators(
     builder: Builder,
-    x: Float[Tensor, "*b n dx"],
-    z: Float[Tensor, "*b n dz"],
-    lengths: Sequence[int],
+    data: Sequences,
     *,
     scales: tuple[Tensor, Tensor],
     lam: float,
@@ -76,6 +75,7 @@ def large_operators(
     `scales` are those of x and z, `lam` the smallest ridge in use. Factors are exact to a tenth of
     the ridge that is added to G_Z, and for G_X to the digits that float32 bears.
     """
+    x, z, lengths = data.observed, data.z, data.lengths
     (*batch, n, _), engine = z.shape, builder.settings.engine
     if isinstance(builder.rule.ratio, TransitionRatio):
         raise KbrError(
@@ -96,6 +96,7 @@ def large_operators(
     mixer = _mixer(engine, observed, lam)
     columns = latents.train.shape[-1] + observed.train.shape[-1]
     columns += 0 if mixer is None else mixer[0].shape[-2]
+    columns += RANK if data.controls else 0
     trials = math.prod(batch)
     check_memory(
         trials * n * _row_bytes(columns),
@@ -104,6 +105,7 @@ def large_operators(
         device=z.device,
     )
     phi, sums = _latent_table(latents, z, lengths)
+    lift = builder.lift(phi, data, lift_tolerance(ridge))
     operators = learned_operators(
         builder.rule,
         _update(observed, mixer, x),
@@ -114,6 +116,7 @@ def large_operators(
         eta=eta,
         lam_transition=lam_transition,
         notes=tuple(note for note in (note_x, note_z) if note),
+        lift=lift,
     )
     return operators, latents.function
 

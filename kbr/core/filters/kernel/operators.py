@@ -15,7 +15,8 @@ from kbr.core.errors import KbrError
 from kbr.core.features import Features
 from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.kernel.engine import State, Update, Weights
-from kbr.core.filters.kernel.step import Operators, Step
+from kbr.core.filters.kernel.lift import Lift
+from kbr.core.filters.kernel.step import Lifted, Move, Operators, Step
 from kbr.core.linalg import ridge_cholesky
 from kbr.core.rules import Rule
 from kbr.core.tables import at_rows, blocks, sum_rows
@@ -41,13 +42,13 @@ class FilterRatio(Protocol):
 class LatentSums:
     """Second moments of the latents' features: of all, of the earlier and the later of each step.
 
-    `cross` is that of both.
+    `cross` is that of both. Where controls move the latents, the earlier is lifted: q for p.
     """
 
     total: Float[Tensor, "*b p p"]
-    early: Float[Tensor, "*b p p"]
+    early: Float[Tensor, "*b q q"]
     late: Float[Tensor, "*b p p"]
-    cross: Float[Tensor, "*b p p"]
+    cross: Float[Tensor, "*b q p"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +56,7 @@ class FeatureOperators(Operators):
     """Beliefs with coordinates u = Phi'w in features of the latents; `transition` is E."""
 
     phi: Float[Tensor, "*b n p"]
-    transition: Float[Tensor, "*b p p"]
+    transition: Float[Tensor, "*b q p"]
 
     @property
     def rank(self) -> int:
@@ -64,8 +65,8 @@ class FeatureOperators(Operators):
     def coordinates(self, weights: Weights) -> State:
         return sum_rows(weights, self.phi)
 
-    def advance(self, state: State) -> State:
-        return state @ self.transition
+    def advance(self, state: State, u: Move = None) -> State:
+        return self.lifted(state, u) @ self.transition
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,15 +77,27 @@ class LearnedOperators(FeatureOperators):
     `marginal` is the Cholesky factor of C_ZZ + eta I, `ridged` that of C_prev + lam' I. Predictions
     have their weight on the rows `after`, each of which follows one of `before`. `own` is the ratio
     where it is not KuLSIF's. `notes` say where a kernel's rank was cut, and what to set instead.
+    `lift` joins latents with controls: then it gives Phi_prev, and beliefs are lifted.
     """
 
     sums: LatentSums
     marginal: Float[Tensor, "*b p p"]
-    ridged: Float[Tensor, "*b p p"]
+    ridged: Float[Tensor, "*b q q"]
     before: Int[Tensor, "k"]
     after: Int[Tensor, "k"]
     own: PredictedRatio | None = None
     notes: tuple[str, ...] = ()
+    lift: Lift | None = None
+
+    @property
+    def controls(self) -> int:
+        return 0 if self.lift is None else self.lift.u.shape[-1]
+
+    def lifted(self, state: State, u: Move = None) -> Lifted:
+        if self.lift is None:
+            return state
+        assert u is not None
+        return self.lift(state, u)
 
     def ratio(self, m: State, weights: Callable[[], Weights] | None = None) -> Weights:
         if self.own is None or weights is None:
@@ -97,25 +110,34 @@ class LearnedOperators(FeatureOperators):
             )
         return ratio.to(m.dtype)
 
-    def ahead(self, state: State) -> Step:
-        solved = torch.cholesky_solve(state.mT, self.ridged).mT / len(self.before)
-        later = at_rows(solved, self.phi).index_select(-1, self.before)
+    def ahead(self, state: State, u: Move = None) -> Step:
+        solved = torch.cholesky_solve(self.lifted(state, u).mT, self.ridged).mT / len(self.before)
+        if self.lift is None:
+            later = at_rows(solved, self.phi).index_select(-1, self.before)
+        else:
+            later = at_rows(solved, self.lift.rows)
         weights = state.new_zeros(*state.shape[:-1], self.n)
         return self.belief(weights.index_copy(-1, self.after, later))
 
-    def forecast_table(self) -> Float[Tensor, "*b p c"]:
-        columns, k = self.readout.columns, len(self.before)
-        total = columns.new_zeros(*self.phi.shape[:-2], self.rank, columns.shape[-1])
+    def forecast_table(self) -> Float[Tensor, "*b q c"]:
+        columns, k, lift = self.readout.columns, len(self.before), self.lift
+        total = columns.new_zeros(*self.ridged.shape[:-1], columns.shape[-1])
         for rows in blocks(k):
-            early = self.phi.index_select(-2, self.before[rows]).to(columns.dtype)
-            total += early.mT @ columns.index_select(-2, self.after[rows])
+            at = self.before[rows]
+            early = self.phi.index_select(-2, at) if lift is None else lift.rows[..., rows, :]
+            total += early.to(columns.dtype).mT @ columns.index_select(-2, self.after[rows])
         return torch.cholesky_solve(total / k, self.ridged)
 
     def reverse(self, lam_transition: Float[Tensor, "*b"]) -> "LearnedOperators":
-        sums = self.sums
-        turned = LatentSums(sums.total, sums.late, sums.early, sums.cross.mT)
+        sums, lift = self.sums, self.lift
+        if lift is None:
+            turned = LatentSums(sums.total, sums.late, sums.early, sums.cross.mT)
+        else:
+            lift = lift.starting(self.phi.index_select(-2, self.after))
+            turned = replace(sums, **lift.sums(self.phi, self.before))
         dynamics = _dynamics(turned, len(self.before), lam_transition)
-        return replace(self, sums=turned, before=self.after, after=self.before, **dynamics)
+        dynamics |= {"before": self.after, "after": self.before}
+        return replace(self, sums=turned, lift=lift, **dynamics)
 
 
 def learned_operators(
@@ -129,9 +151,12 @@ def learned_operators(
     eta: float | Tensor,
     lam_transition: float | Tensor,
     notes: tuple[str, ...] = (),
+    lift: Lift | None = None,
 ) -> LearnedOperators:
     """All operators of a filter, for training sequences of the given lengths laid end to end."""
     before, after = (rows.to(z.device) for rows in transition_pairs(lengths))
+    if lift is not None:
+        sums, notes = replace(sums, **lift.sums(phi, after)), (*notes, *lift.notes)
     own = None
     if isinstance(rule.ratio, FilterRatio):
         own = rule.ratio.for_filter(phi, z.new_zeros(z.shape[:-2]) + eta)
@@ -147,6 +172,7 @@ def learned_operators(
         after=after,
         own=own,
         notes=notes,
+        lift=lift,
         **_dynamics(sums, len(before), lam_transition),
     )
 
@@ -157,13 +183,13 @@ def dense_operators(
     latents: Features,
     z: Float[Tensor, "*b n dz"],
     lengths: Sequence[int],
-    **ridges: Any,
+    **dynamics: Any,
 ) -> LearnedOperators:
-    """The operators where all features of the latents are at hand."""
+    """The operators where all features of the latents are at hand; `dynamics`: ridges and lift."""
     phi = latents.train
     early, late = (phi.index_select(-2, rows.to(z.device)) for rows in transition_pairs(lengths))
     sums = LatentSums(phi.mT @ phi, early.mT @ early, late.mT @ late, early.mT @ late)
-    return learned_operators(rule, update, z, phi, sums, lengths, **ridges)
+    return learned_operators(rule, update, z, phi, sums, lengths, **dynamics)
 
 
 def _dynamics(sums: LatentSums, k: int, lam: float | Tensor) -> dict[str, Any]:
@@ -188,7 +214,7 @@ def transition_pairs(lengths: Sequence[int]) -> tuple[Int[Tensor, "k"], Int[Tens
 
 def leave_one_out_score(
     phi: Float[Tensor, "*b n p"],
-    before: Float[Tensor, "*b k p"],
+    before: Float[Tensor, "*b k q"],
     after: Float[Tensor, "*b k p"],
 ) -> Callable[[float | Tensor], Float[Tensor, "*b"]]:
     """Leave-one-out KuLSIF score of the predictive ratios p(z'|z_j) / p(z'), for lam' = eta.

@@ -7,8 +7,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult
-from kbr.core.filters.kernel.engine import Ridge, State, Weights
+from kbr.core.filters.kernel.engine import Query, Ridge, State, Weights
 from kbr.core.filters.kernel.step import Operators, Step
+from kbr.core.filters.sequences import split
 from kbr.core.rules import normalize_ratio, normalized
 from kbr.core.tables import blocks
 
@@ -35,12 +36,18 @@ def run_filter(
 
 
 def run_forecast(
-    operators: Operators, states: State, steps: int
+    operators: Operators, states: State, steps: int, query: Query
 ) -> Iterator[Float[Tensor, "*b s c"]]:
-    """Moments 1 .. `steps` ahead of beliefs with these coordinates, without sums over points."""
+    """Moments 1 .. `steps` ahead of beliefs with these coordinates, without sums over points.
+
+    They are the beliefs at all steps of one sequence, whose `query` holds the controls that follow;
+    what would follow the last step is made up.
+    """
     table, start = operators.forecast_table(), operators.start(1)
-    for _ in range(steps):
-        moments, states = states @ table, operators.advance(states)
+    _, controls = split(query, operators.controls)
+    for h in range(1, steps + 1):
+        u = None if controls is None else controls.roll(-h, -2)
+        moments, states = operators.lifted(states, u) @ table, operators.advance(states, u)
         if operators.rule.normalize:
             total = moments[..., 0]
             moments = normalized(moments, total, total > 0, start.moments)
@@ -64,9 +71,11 @@ def run_smoother(
     """
     backwards = operators.reverse(lam_transition)
     past = run_filter(operators, query, lam, *flags)
-    future = run_filter(backwards, query.flip(-2), lam, *(flag.flip(-1) for flag in flags))
+    x, u = split(query, operators.controls)
+    later = query if u is None else torch.cat([x, u.roll(-1, -2)], -1)  # u_t+1 leads back to z_t
+    future = run_filter(backwards, later.flip(-2), lam, *(flag.flip(-1) for flag in flags))
     steps = []
-    for t, ratio in enumerate(_both(operators, backwards, past, future)):
+    for t, ratio in enumerate(_both(operators, backwards, past, future, u)):
         r = normalize_ratio(operators.weigh(ratio))
         now = operators.posterior(r, query[..., t, :], lam, *(flag[..., t] for flag in flags))
         weights = normalized(*now, r / operators.n)
@@ -95,6 +104,7 @@ def _both(
     backwards: Operators,
     past: KernelFilterResult,
     future: KernelFilterResult,
+    u: Tensor | None,
 ) -> Iterator[Weights]:
     """Products of both predictions' ratios, step by step; a ratio is one where no step is before.
 
@@ -105,6 +115,8 @@ def _both(
     steps = past.states.shape[-2]
     size = max(1, NUMBERS // (operators.n * past.states.shape[:-2].numel()))
     early, late = past.states[..., :-1, :], future.states.flip(-2)[..., 1:, :]
+    if u is not None:  # that of step t + 1 leads from t there, and back
+        early, late = (torch.cat([states, u[..., 1:, :]], -1) for states in (early, late))
     for some in blocks(steps, size):
         left = _predicted(operators, early[..., max(some.start - 1, 0) : some.stop - 1, :])
         right = _predicted(backwards, late[..., some.start : some.stop, :].flip(-2)).flip(-2)
@@ -115,8 +127,8 @@ def _both(
 
 
 def _predicted(
-    operators: Operators, states: Float[Tensor, "*b s t p"]
+    operators: Operators, states: Float[Tensor, "*b s t c"]
 ) -> Float[Tensor, "*b s t n"]:
-    """Ratios of the predictions from every belief."""
-    ratio = operators.ahead_ratio(states.flatten(-3, -2))
+    """Ratios of the predictions from every belief, whose coordinates the next control follows."""
+    ratio = operators.ahead_ratio(*split(states.flatten(-3, -2), operators.controls))
     return normalize_ratio(ratio).reshape(*states.shape[:-1], operators.n)

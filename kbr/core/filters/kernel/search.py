@@ -24,11 +24,12 @@ PerDataSet = Float[Tensor, "*b"]
 Each = Float[Tensor, "m"]  # a number for each data set
 Lams = Float[Tensor, "m l"]
 Row = Callable[[Lams], Float[Tensor, "m w l"]]  # errors at lam, for every width
-RowOf = Callable[[Int[Tensor, "m"], float], Row]  # of some data sets, at a scale
+RowOf = Callable[..., Row]  # of some data sets, at a scale, and at one of the controls
 Progress = Callable[[Iterable["Trial"]], Iterable["Trial"]]
 
 START = (2.0, 1.0, 4.0)  # bandwidths of x where the search begins, in medians
 SCALE_BOUNDS = (2.0**-6, 2.0**5)  # a kernel that tells all points apart; one that is a line
+CONTROL_BOUNDS = (2.0**-4, 2.0**4)  # of the bandwidth of controls
 ETA_BOUNDS = (1e-9, 1.0)  # below, leave-one-out still falls while filters on images grow worse
 GAIN = 0.01  # share of the error by which a step outwards has to pay
 NARROWER = 0.015  # by which half an octave down has to: its filter has a higher rank,
@@ -99,9 +100,10 @@ class Choice:
     lam_transition: PerDataSet
     val_mse: PerDataSet
     edges: tuple[Edge, ...] = ()
+    scale_u: PerDataSet | None = None  # of the controls' bandwidth, where there are any
 
 
-CHOICES = tuple(item.name for item in fields(Choice) if item.name != "edges")
+CHOICES = tuple(item.name for item in fields(Choice) if item.name not in ("edges", "scale_u"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +149,23 @@ def search(row_of: RowOf, space: Space, like: Each, progress: Progress | None = 
             lams = torch.stack(near, -1).clamp(*space.lam_bounds)
         best.take(some, _best_of_row(row, lams, space, trial.scale, known), trial.gain)
     return best
+
+
+def search_controls(row_of: RowOf, best: Best) -> Each:
+    """The controls' scale where the others are best: from 1, octave by octave while it pays."""
+    everyone = torch.arange(len(best.error), device=best.error.device)
+    scale_u = torch.ones_like(best.error)
+    for factor in (0.5, 2.0):
+        moving = scale_u >= 1  # those that went down do not go up
+        while bool(moving.any()):
+            tried = torch.where(moving, factor * scale_u, scale_u)
+            errors = _finite(row_of(everyone, best.scale, tried)(best.lam.unsqueeze(-1)))
+            error = errors.squeeze(-1).gather(-1, best.width.unsqueeze(-1)).squeeze(-1)
+            moving = moving & (error < (1 - GAIN) * best.error)
+            scale_u = torch.where(moving, tried, scale_u)
+            best.error[moving] = error[moving]
+            moving = moving & (scale_u > CONTROL_BOUNDS[0]) & (scale_u < CONTROL_BOUNDS[1])
+    return scale_u
 
 
 def _trials(space: Space, best: Best) -> Iterator[Trial]:

@@ -14,10 +14,22 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
-from kbr.core.filters.kernel.engine import Flags, Query, Ridge, State, Update, Weights
+from kbr.core.filters.kernel.engine import (
+    Coordinates,
+    Flags,
+    Points,
+    Query,
+    Ridge,
+    State,
+    Update,
+    Weights,
+)
+from kbr.core.filters.sequences import split
 from kbr.core.rules import NEGLIGIBLE, Rule, has_evidence, normalize_ratio, normalized
 
 Told = Flags | None  # of every sequence; None: true of all
+Lifted = Float[Tensor, "*b s q"]
+Move = Float[Tensor, "*b s du"] | None  # the control that leads to the next step, if there is one
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +51,7 @@ class Operators(ABC):
     """Everything a filter computes before it sees an observation, and the step with it.
 
     Math, with u the coordinates of a belief and m those of the prediction from it:
-    m  = E'u                         advance, E the transition;
+    m  = E'u                         advance, E the transition (of `lifted` u);
     r~ = Phi (C_ZZ + eta I)^-1 m     ratio, C_ZZ = Phi'Phi / n;
     w  = update(r~, x),  u = Phi'w   coordinates.
     A subclass says how each is computed; `ahead` is the prediction on the training latents.
@@ -63,8 +75,23 @@ class Operators(ABC):
     def coordinates(self, weights: Weights) -> State:
         """Of a belief with these weights."""
 
+    @property
+    def controls(self) -> int:
+        """How many trailing columns of a row are the control that led to it."""
+        return 0
+
+    def observe(self, rows: Points) -> Coordinates:
+        """Coordinates of rows: those of the observation, and the control as it is."""
+        x, u = split(rows, self.controls)
+        query = self.update.observe(x)
+        return query if u is None else torch.cat([query, u], -1)
+
+    def lifted(self, state: State, u: Move = None) -> Lifted:
+        """What predictions are linear in: a belief's coordinates, joined with the control."""
+        return state
+
     @abstractmethod
-    def advance(self, state: State) -> State:
+    def advance(self, state: State, u: Move = None) -> State:
         """Coordinates of the prediction, before it is normalised."""
 
     @abstractmethod
@@ -74,17 +101,17 @@ class Operators(ABC):
         Without them, as for a prior that is not on the training points, it is KuLSIF's.
         """
 
-    def ahead_ratio(self, state: State) -> Weights:
+    def ahead_ratio(self, state: State, u: Move = None) -> Weights:
         """The ratio r~ of the predictions from beliefs with these coordinates."""
-        return self.ratio(self.advance(state), lambda: self.ahead(state).weights)
+        return self.ratio(self.advance(state, u), lambda: self.ahead(state, u).weights)
 
     @abstractmethod
-    def ahead(self, state: State) -> Step:
+    def ahead(self, state: State, u: Move = None) -> Step:
         """The belief one step ahead, before it is normalised."""
 
     @abstractmethod
     def forecast_table(self) -> Float[Tensor, "*b p c"]:
-        """Moments of a prediction as a linear function of the state: no sums over points."""
+        """Moments of a prediction as a linear function of `lifted`: no sums over points."""
 
     @abstractmethod
     def reverse(self, lam_transition: Float[Tensor, "*b"]) -> "Operators":
@@ -117,9 +144,11 @@ class Operators(ABC):
         That is where x was not `seen`, is not `familiar` (unlike any of training), or leaves no
         weights to speak of. None: all are.
         """
-        ratio = (
-            self.ratio(now.state, lambda: now.weights) if now.first else self.ahead_ratio(now.state)
-        )
+        _, u = split(query, self.controls)
+        if now.first:
+            ratio = self.ratio(now.state, lambda: now.weights)
+        else:
+            ratio = self.ahead_ratio(now.state, u)
         r = self.rule.effective_ratio(self.weigh(ratio))
         weights, total, usable = self.posterior(r, query, lam, seen, familiar)
         keep = usable
@@ -131,23 +160,23 @@ class Operators(ABC):
         if not torch.compiler.is_compiling() and bool(keep.all()):
             scaled = weights / total.unsqueeze(-1) if self.rule.normalize else weights
             return self.belief(scaled, evidence=usable)
-        prediction = now if now.first else self.predict(now.state)
+        prediction = now if now.first else self.predict(now.state, u)
         return self._kept(self.belief(weights, evidence=usable), total, keep, prediction)
 
     def posterior(
         self, r: Weights, query: Query, lam: Ridge, *conditions: Told
     ) -> tuple[Weights, Ridge, Flags]:
         """Weights as the rule gives them, their total, and whether they are evidence."""
-        weights = self.update.weights(self.rule, r, query, lam)
+        weights = self.update.weights(self.rule, r, split(query, self.controls)[0], lam)
         total = weights.sum(-1)
         usable = has_evidence(weights, total)
         for condition in conditions:
             usable = usable if condition is None else usable & condition
         return weights, total, usable
 
-    def predict(self, state: State) -> Step:
+    def predict(self, state: State, u: Move = None) -> Step:
         """The belief one step ahead; the start where its total weight is not positive."""
-        ahead = self.ahead(state)
+        ahead = self.ahead(state, u)
         total = ahead.weights.sum(-1)
         return self._kept(ahead, total, total > 0, self.start(1)) if self.rule.normalize else ahead
 

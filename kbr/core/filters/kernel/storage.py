@@ -60,7 +60,7 @@ class FittedData(Sequences):
 
 def pack(data: FittedData) -> dict[str, Any]:
     """Plain containers; a compressed filter is stored in float32, its dynamics in float16."""
-    content = {
+    content: dict[str, Any] = {
         "x": data.x.clone(),  # a view would take the whole of its storage into the file
         "z": data.z.clone(),
         "lengths": list(data.lengths),
@@ -70,6 +70,9 @@ def pack(data: FittedData) -> dict[str, Any]:
         "history": data.history,
         "rates": data.rates,
     }
+    if data.controls:
+        content["controls"] = data.controls
+        content["choice"] |= {"scale_u": data.choice.scale_u}
     if data.landmarks is not None:
         small = {"x": data.x, "z": data.z, **vars(data.landmarks)}
         small = {name: value.to(torch.float32) for name, value in small.items()}
@@ -94,10 +97,13 @@ def unpack(content: object) -> FittedData:
         assert isinstance(content, dict)
         x, z = _numbers(content["x"]), _numbers(content["z"]).to(torch.float64)
         lengths, shape = _counts(content["lengths"]), tuple(_counts(content["shape"]))
-        choice = {name: _numbers(content["choice"][name], finite=False) for name in CHOICES}
+        controls = int(content.get("controls", 0))
+        names = (*CHOICES, "scale_u") if controls else CHOICES
+        choice = {name: _numbers(content["choice"][name], finite=False) for name in names}
         batch = z.shape[:-2]
         assert z.ndim >= 2
-        assert x.shape == (*z.shape[:-1], math.prod(shape))
+        assert controls >= 0
+        assert x.shape == (*z.shape[:-1], math.prod(shape) + controls)
         assert all(value.shape == batch for value in choice.values())
         assert bool((choice["lam"] > 0).all())
         history, rates = content.get("history", 1), content.get("rates", 0)
@@ -136,6 +142,7 @@ def unpack(content: object) -> FittedData:
             None if content.get("units") is None else Units.from_record(content["units"]),
             history=history,
             rates=rates,
+            controls=controls,
         )
     except KbrError:
         raise

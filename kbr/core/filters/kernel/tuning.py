@@ -11,7 +11,15 @@ import torch
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.known_transition import TransitionRatio
-from kbr.core.filters.kernel.search import Choice, Edge, Progress, Space, edges_of, search
+from kbr.core.filters.kernel.search import (
+    Choice,
+    Edge,
+    Progress,
+    Space,
+    edges_of,
+    search,
+    search_controls,
+)
 from kbr.core.filters.kernel.validation import errors_on, even_blocks, validation_block
 from kbr.core.filters.sequences import Sequences
 
@@ -31,10 +39,11 @@ def choose(
     leave no choice nothing is tried, unless the error is wanted (`scored`).
     """
     z, widths = data.z, builder.settings.tried_widths
-    batch, coordinates = z.shape[:-2], data.x.shape[-1]
+    batch, coordinates = z.shape[:-2], data.observed.shape[-1]
     space = builder.settings.space(coordinates, builder.least_lam) if space is None else space
     none = z.new_full(batch, torch.nan)
-    if space.is_one_cell and len(widths) == 1 and not scored:
+    scale_u = None
+    if space.is_one_cell and len(widths) == 1 and not scored and not data.controls:
         scale, lam = (torch.full_like(none, v) for v in (space.scales[0], space.lams[0]))
         width, error = torch.full_like(none, widths[0]), none
         edges: tuple[Edge, ...] = ()
@@ -45,6 +54,8 @@ def choose(
         best = search(row_of, space, z.new_zeros(batch.numel()), progress)
         if not bool(best.error.isfinite().all()):
             raise KbrError("no setting that was tried gave finite errors: raise lams or scales.")
+        if data.controls:
+            scale_u = search_controls(row_of, best).reshape(batch)
         parts = (best.scale, z.new_tensor(widths)[best.width], best.lam, best.error)
         scale, width, lam, error = (part.reshape(batch) for part in parts)
         edges = edges_of("scale", scale, space.scales, space.scale_bounds)
@@ -57,12 +68,13 @@ def choose(
         lam_transition=none,
         val_mse=error,
         edges=edges,
+        scale_u=scale_u,
     )
 
 
 def with_ridges(choice: Choice, builder: Builder, data: Sequences) -> Choice:
     """The choice with the ridges of all latents, and whether eta lies on an edge."""
-    _, ridges = builder.ridged_latents(data.z, choice.scale_z, data.lengths)
+    _, _, ridges = builder.ridged_latents(data, choice.scale_z)
     choice, settings = replace(choice, **ridges), builder.settings
     if settings.given_eta is not None or isinstance(settings.rule.ratio, TransitionRatio):
         return choice  # not chosen, or not used

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel.building import TOLERANCE, Builder
+from kbr.core.filters.kernel.building import TOLERANCE, Builder, Scale
 from kbr.core.filters.kernel.engine import ActiveSet, Compressed, LowRank, Update
 from kbr.core.filters.kernel.run import run_filter
 from kbr.core.filters.kernel.search import Row, RowOf
@@ -54,7 +54,7 @@ def split_lengths(lengths: Sequence[int], cut: int) -> tuple[list[int], list[tup
 def data_outside(data: FittedData, block: range) -> FittedData:
     """The training data without the rows of a block, observations flat."""
     rest = data.outside(block)
-    return FittedData(**vars(rest), shape=(data.x.shape[-1],), choice=data.choice)
+    return FittedData(**vars(rest), shape=(rest.observed.shape[-1],), choice=data.choice)
 
 
 def squared_errors(
@@ -66,7 +66,7 @@ def squared_errors(
     """
     total = torch.zeros_like(lam)
     for x, truth in held_out:
-        query = operators.update.observe(x).unsqueeze(-3)
+        query = operators.observe(x).unsqueeze(-3)
         mean = run_filter(operators, query.expand(*lam.shape, *query.shape[-2:]), lam).mean
         exact, kept = truth.unsqueeze(-3).expand_as(mean), truth.shape[-1] - rates
         error = mean_squared_error(mean[..., :kept], exact[..., :kept])
@@ -77,38 +77,40 @@ def squared_errors(
 def errors_on(builder: Builder, data: Sequences, blocks: Sequence[range]) -> RowOf:
     """Mean squared errors over all steps of the blocks, each filtered by operators of the rest."""
     x, z = (rows.reshape(-1, *rows.shape[-2:]) for rows in (data.x, data.z))
-    builders = [builder.measured(outside(x, block), outside(z, block)) for block in blocks]
+    whole = replace(data.outside(range(0)), x=x, z=z)
+    builders = [builder.measured(whole.outside(block)) for block in blocks]
     steps = sum(len(block) for block in blocks)
 
-    def row_of(members: Int[Tensor, "m"], scale: float) -> Row:
+    def row_of(members: Int[Tensor, "m"], scale: Scale, scale_u: Scale = 1.0) -> Row:
         every = len(members) == len(x)  # then no copy
-        pair = (x, z) if every else (x[members], z[members])
-        some = Sequences(*pair, data.lengths, rates=data.rates)
+        some = whole if every else replace(whole, x=x[members], z=z[members])
         rows = []
         for measured, block in zip(builders, blocks, strict=True):
             rest, held_out = some.outside(block), some.inside(block)
-            rows.append(block_errors(measured.of_members(members), rest, held_out, scale))
+            own = replace(measured.of_members(members), scale_u=scale_u)
+            rows.append(block_errors(own, rest, held_out, scale))
         return lambda lam: torch.stack([row(lam) for row in rows]).sum(0) / steps
 
     return row_of
 
 
-def block_errors(builder: Builder, rest: Sequences, held_out: Sequence[Pair], scale: float) -> Row:
+def block_errors(builder: Builder, rest: Sequences, held_out: Sequence[Pair], scale: Scale) -> Row:
     """Squared errors, summed over the steps held out, of filters fitted to the other steps.
 
     A function of lam [*b l] that gives errors [*b w l] for every width of the settings. The factors
     of the latents belong to the scale, those of the observations to scale and width: they are made
     once, whatever lams are asked for.
     """
-    x, z, lengths = rest.x, rest.z, rest.lengths
-    latents, ridges = builder.ridged_latents(z, scale, lengths)
+    x, z, lengths = rest.observed, rest.z, rest.lengths
+    latents, lift, ridges = builder.ridged_latents(rest, scale)
     known: dict[float, tuple[float, Operators]] = {}
 
     def operators(width: float, least: float) -> Operators:
         """Those of this width, made again where a lam is less than any before."""
         if width not in known or least < known[width][0]:
             update = builder.update(x, scale * width, TOLERANCE, lam=least, rough=True)
-            known[width] = (least, builder.operators(update, latents, z, lengths, **ridges))
+            made = builder.operators(update, latents, z, lengths, lift=lift, **ridges)
+            known[width] = (least, made)
         return known[width][1]
 
     def errors(lam: Float[Tensor, "*b l"]) -> Float[Tensor, "*b w l"]:
@@ -127,8 +129,8 @@ def leave_out(builder: Builder, data: FittedData, own: Update) -> Callable[[rang
     rough as those that settings are chosen with, as errors need fewer digits than answers; the
     filter's `own` update is kept where the kernel has full rank.
     """
-    choice, x = data.choice, data.x.double()
-    builder = builder.measured(x, data.z)
+    choice, x = data.choice, data.observed.double()
+    builder = builder.measured(replace(data, x=data.x.double()))
     latents = builder.latents(data.z, choice.scale_z, TOLERANCE)
 
     def rough(rows: Tensor) -> Update:
@@ -140,10 +142,14 @@ def leave_out(builder: Builder, data: FittedData, own: Update) -> Callable[[rang
 
     def operators(block: range) -> Operators:
         rest = data_outside(data, block)
-        rest_update = _outside(update, block) if is_named else rough(rest.x.double())
+        rest_update = _outside(update, block) if is_named else rough(rest.observed.double())
         features = replace(latents, train=outside(latents.train, block))
-        ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
-        return builder.operators(rest_update, features, rest.z, rest.lengths, **ridges)
+        dynamics = {
+            "eta": choice.eta,
+            "lam_transition": choice.lam_transition,
+            "lift": builder.lift(features.train, rest, 10 * TOLERANCE),
+        }
+        return builder.operators(rest_update, features, rest.z, rest.lengths, **dynamics)
 
     return operators
 

@@ -116,7 +116,7 @@ class RefinedFilter(TrainableFilter):
     def smoothing_calibration(self) -> Calibration | None:
         return self.kernel_filter.smoothing_calibration
 
-    def _filtered(self, x: Tensor) -> KernelFilterResult:
+    def _filtered(self, x: Tensor, *u: Tensor) -> KernelFilterResult:
         kernel, readout = self._get()
         x = kernel.fitted.windows(x)
         result = kernel.fitted.filtered(x)
@@ -124,14 +124,14 @@ class RefinedFilter(TrainableFilter):
             return result
         return replace(result, mean=corrected(readout, kernel.operators, result, x))
 
-    def _smoothed(self, x: Tensor) -> KernelFilterResult:
+    def _smoothed(self, x: Tensor, *u: Tensor) -> KernelFilterResult:
         return self.kernel_filter._smoothed(x)
 
     def _start(self, prior: Any) -> RefinedBelief:
         belief = self.kernel_filter._start(prior)
         return _refined(belief, belief.inner_moments()[0])
 
-    def _stepped(self, belief: RefinedBelief, x: Tensor) -> RefinedBelief:
+    def _stepped(self, belief: RefinedBelief, x: Tensor, *u: Tensor) -> RefinedBelief:
         kernel, readout = self._get()
         after = kernel._stepped(belief, x)
         mean = kernel.operators.readout.mean(after.moments)
@@ -142,7 +142,7 @@ class RefinedFilter(TrainableFilter):
         flat = seen.reshape(*mean.shape[:-1], -1)
         return _refined(after, readout(mean, before, flat, after.evidence))
 
-    def _ahead(self, belief: RefinedBelief, steps: int) -> RefinedBelief:
+    def _ahead(self, belief: RefinedBelief, steps: int, *u: Tensor) -> RefinedBelief:
         ahead = self.kernel_filter._ahead(belief, steps)
         return _refined(ahead, self.kernel_filter.operators.readout.mean(ahead.moments))
 

@@ -1,0 +1,97 @@
+"""Control inputs of recordings: train.py, evaluate.py, kbr-filter and Python give one answer."""
+
+import json
+
+import numpy as np
+import pytest
+from recordings import command, write_csv
+
+import kbr
+from kbr.app.streaming.command import Options, stream
+from kbr.core.errors import KbrError
+
+QUICK = ["model.scales=[0.5]", "model.lams=[0.01]", "logger=csv"]
+
+
+def rides(rows, seed):
+    """A point that u turns along a ring; the first push of a ride leads nowhere: it is empty."""
+    rng = np.random.default_rng(seed)
+    table = {name: [] for name in ("ride", "east", "north", "place", "push")}
+    for ride in ("a", "b"):
+        push = rng.uniform(-1.5, 1.5, rows)
+        angle = np.cumsum(0.4 + push + 0.1 * rng.normal(size=rows))
+        x = np.stack([np.cos(angle), np.sin(angle)], 1) + 0.4 * rng.normal(size=(rows, 2))
+        table["ride"] += [ride] * rows
+        table["east"] += x[:, 0].tolist()
+        table["north"] += x[:, 1].tolist()
+        table["place"] += np.cos(angle).tolist()
+        table["push"] += [None, *push[1:].tolist()]
+    return table
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rides")
+    for name, rows, seed in (("train", 120, 1000), ("new", 15, 1001)):
+        table = rides(rows, seed)
+        write_csv(folder / f"{name}.csv", table, list(table))
+        arrays = {key: np.array(table[key], dtype=float) for key in ("place", "push")}
+        x = np.stack([table["east"], table["north"]], 1)
+        ids = np.array(table["ride"])
+        np.savez(folder / f"{name}.npz", x=x, z=arrays["place"], push=arrays["push"], ride=ids)
+    return folder
+
+
+def train(patch, desk, file, run, *words):
+    keys = [f"data.path={desk / file}", "data.u=[push]", "data.sequence=ride", *QUICK, *words]
+    if file.endswith("csv"):
+        keys += ["data.x=[east,north]", "data.z=[place]"]
+    patch.setattr("kbr.app.run.train.run_figures", lambda *_, **__: [], raising=False)
+    command(patch, "train", "data=recording", "data.split=time", *keys, f"hydra.run.dir={run}")
+    return run
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_every_way_takes_the_controls(desk, kind, monkeypatch, capsys):
+    run = train(monkeypatch, desk, f"train.{kind}", desk / f"run_{kind}", "model=iw")
+    filt, file = kbr.load_filter(str(run)), desk / f"new.{kind}"
+    assert filt.operators.controls == 1
+    table = rides(15, 1001)
+    x = np.stack([table["east"], table["north"]], 1)
+    push = np.array(table["push"], dtype=float)[:, None]
+    pieces = [filt.filter(x[rows], u=push[rows]).mean for rows in (slice(15), slice(15, None))]
+    expected = np.concatenate([piece.numpy() for piece in pieces])
+    found = filt.filter(kbr.read_recording(file, filt)).mean.numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    capsys.readouterr()
+    stream(Options(run=str(run), input=str(file), output=str(desk / "out.jsonl")))
+    assert "not used" not in capsys.readouterr().err.replace("not used: place", "")
+    lines = [json.loads(line) for line in (desk / "out.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose([line["mean"] for line in lines], expected, atol=1e-9)
+    monkeypatch.setattr("kbr.app.evaluate.recording.run_figures", lambda *_: [])
+    command(monkeypatch, "evaluate", f"run={run}", f"data.path={file}")
+    with np.load(run / "evaluation" / "new" / "posterior.npz") as answer:
+        np.testing.assert_allclose(answer["mean"][0], expected, atol=1e-9)
+    command(monkeypatch, "evaluate", f"run={run}")  # its own test rows come out the same
+
+
+def test_json_lines_hold_controls(desk, monkeypatch):
+    run = train(monkeypatch, desk, "train.csv", desk / "run_json", "model=iw")
+    filt, table = kbr.load_filter(str(run)), rides(15, 1001)
+    rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+    (desk / "new.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    stream(Options(run=str(run), input=str(desk / "new.jsonl"), output=str(desk / "j.jsonl")))
+    lines = [json.loads(line) for line in (desk / "j.jsonl").read_text().splitlines()]
+    expected = filt.filter(table).mean
+    np.testing.assert_allclose([line["mean"] for line in lines], expected, atol=1e-9)
+
+
+def test_models_that_take_none_and_files_that_have_none_are_refused(desk, monkeypatch, capsys):
+    with pytest.raises((KbrError, SystemExit)):
+        train(monkeypatch, desk, "train.csv", desk / "refused", "model=iw_refined")
+    assert "takes no control inputs" in capsys.readouterr().err
+    run = train(monkeypatch, desk, "train.csv", desk / "run_lost", "model=iw")
+    table = rides(15, 1001)
+    path = write_csv(desk / "lost.csv", table, ["ride", "east", "north"])
+    with pytest.raises(KbrError, match="has no column 'push'"):
+        kbr.read_recording(path, kbr.load_filter(str(run)))
