@@ -34,6 +34,27 @@ class Sequences:
         return [(self.x[..., a:b, :].double(), self.z[..., a:b, :]) for a, b in pieces]
 
 
+def spread(lengths: Sequence[int], steps: int, pieces: int = 4) -> tuple[list[int], list[int]]:
+    """An order of the rows whose last ones are `pieces` from all over the sequences, and lengths.
+
+    What is held out at the end then stands for all of a recording, not for its last minutes. A
+    piece is no longer than the sequence that it is cut from.
+    """
+    n, size = sum(lengths), steps // pieces
+    rest, last = [range(a, b) for a, b in _bounds(lengths)], []
+    for k in range(pieces):
+        middle = (2 * k + 1) * n // (2 * pieces)
+        home = next(part for part in rest if part.start <= middle < part.stop or part is rest[-1])
+        start = min(max(middle - size // 2, home.start), max(home.stop - size, home.start))
+        stop = min(start + size, home.stop)
+        at = rest.index(home)
+        rest[at : at + 1] = [range(home.start, start), range(stop, home.stop)]
+        rest = [part for part in rest if len(part)]
+        last.append(range(start, stop))
+    parts = [*rest, *last]
+    return [row for part in parts for row in part], [len(part) for part in parts]
+
+
 def outside(rows: Tensor, block: range, dim: int = -2) -> Tensor:
     """The rows that are not in the block; no copy where it is the last."""
     n = rows.shape[dim]

@@ -18,6 +18,7 @@ from kbr.core.filters.kernel.export import export_step
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.held_out import measured, smoothing_measured
 from kbr.core.filters.kernel.large import is_large, tuning_part
+from kbr.core.filters.kernel.local import MEDIUM
 from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.filters.kernel.saving import SavedFilter
 from kbr.core.filters.kernel.search import Choice, Progress, Space
@@ -25,6 +26,7 @@ from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.filters.kernel.storage import Compression, FittedData
 from kbr.core.filters.kernel.tuning import choose
 from kbr.core.filters.kernel.validation import VALIDATION_STEPS
+from kbr.core.filters.sequences import spread
 from kbr.core.filters.training_data import TrainingData, training_data
 from kbr.core.inputs import ArrayLike, as_tensor
 from kbr.core.uncertainty.calibration import Calibration, next_horizon
@@ -99,6 +101,11 @@ class KernelBayesFilter(SavedFilter):
 
         In another search `space`, and with other `options` of `choose`, for callers that want that.
         """
+        if data.z.shape[-2] > MEDIUM and len(data.lengths) > 1:
+            order, lengths = spread(data.lengths, VALIDATION_STEPS)
+            rows = torch.tensor(order, device=data.z.device)
+            x, z = (part.index_select(-2, rows) for part in (data.x, data.z))
+            data = replace(data, x=x, z=z, lengths=lengths)
         choice = self._choose(data, scored=space is not None, space=space, **options)
         return Fitted.build(self.settings, FittedData(**vars(data), choice=choice))
 

@@ -72,7 +72,7 @@ class Fitted:
         Math: see `Operators`; which of their kinds is a matter of the number of points, and of
         whether the filter is compressed.
         """
-        builder, large = Builder(settings), is_large(data.z.shape[-2])
+        builder, large = Builder(settings).floored(data.choice.floor), is_large(data.z.shape[-2])
         x = data.x if large else data.x.to(torch.float64)
         builder = builder if large else builder.measured(x, data.z)
         if bool(data.choice.eta.isnan().any()):

@@ -92,8 +92,9 @@ def unpack(content: object) -> FittedData:
         assert isinstance(content, dict)
         x, z = _numbers(content["x"]), _numbers(content["z"]).to(torch.float64)
         lengths, shape = _counts(content["lengths"]), tuple(_counts(content["shape"]))
-        choice = {name: _numbers(content["choice"][name], finite=False) for name in CHOICES}
-        batch = z.shape[:-2]
+        batch, known = z.shape[:-2], content["choice"]
+        known = {"floor": z.new_full(batch, torch.nan), **known}  # files of before have none
+        choice = {name: _numbers(known[name], finite=False) for name in CHOICES}
         assert z.ndim >= 2
         assert x.shape == (*z.shape[:-1], math.prod(shape))
         assert all(value.shape == batch for value in choice.values())

@@ -5,14 +5,19 @@ Tuning, refining, the correction of means and calibration all measure errors thi
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from kbr.core.errors import KbrError
+from kbr.core.features import Features
 from kbr.core.filters.kernel.building import TOLERANCE, Builder
+from kbr.core.filters.kernel.climb import Cell, Score
 from kbr.core.filters.kernel.engine import ActiveSet, Compressed, LowRank, Update
+from kbr.core.filters.kernel.local import Local
 from kbr.core.filters.kernel.run import run_filter
 from kbr.core.filters.kernel.search import Row, RowOf
 from kbr.core.filters.kernel.step import Operators
@@ -114,6 +119,34 @@ def block_errors(builder: Builder, rest: Sequences, held_out: Sequence[Pair], sc
     return errors
 
 
+def cell_errors(builder: Builder, data: Sequences, block: range) -> Score:
+    """The mean squared error on the block, of one setting at a time; factors are kept for the next.
+
+    Only the last ones: of many points they are large.
+    """
+    rest, held_out = data.outside(block), data.inside(block)
+    builder = builder.measured(rest.x, rest.z)
+
+    @lru_cache(maxsize=1)
+    def latents(scale: float) -> tuple[Features, dict[str, Any]]:
+        return builder.ridged_latents(rest.z, scale, rest.lengths)
+
+    @lru_cache(maxsize=1)
+    def update(scale: float, lam: float) -> Update:
+        return builder.update(rest.x, scale, TOLERANCE, lam=lam, rough=True)
+
+    def score(cell: Cell) -> float:
+        features, ridges = latents(cell.scale_z)
+        floored = builder.floored(rest.z.new_tensor(cell.floor))
+        now = update(cell.scale_x, cell.lam)
+        operators = floored.operators(now, features, rest.z, rest.lengths, **ridges)
+        return float(squared_errors(operators, rest.z.new_tensor([cell.lam]), held_out)) / len(
+            block
+        )
+
+    return score
+
+
 def leave_out(builder: Builder, data: FittedData, own: Update) -> Callable[[range], Operators]:
     """Operators of all steps but a block's, with the filter's own hyper-parameters.
 
@@ -122,7 +155,7 @@ def leave_out(builder: Builder, data: FittedData, own: Update) -> Callable[[rang
     filter's `own` update is kept where the kernel has full rank.
     """
     choice, x = data.choice, data.x.double()
-    builder = builder.measured(x, data.z)
+    builder = builder.measured(x, data.z).floored(choice.floor)
     latents = builder.latents(data.z, choice.scale_z, TOLERANCE)
 
     def rough(rows: Tensor) -> Update:
@@ -130,7 +163,7 @@ def leave_out(builder: Builder, data: FittedData, own: Update) -> Callable[[rang
         return builder.update(rows, choice.scale_x, TOLERANCE, lam=lam, rough=True)
 
     is_named = isinstance(builder.settings.engine, str)
-    update = rough(x) if is_named and not isinstance(own, ActiveSet) else own
+    update = rough(x) if is_named and not isinstance(own, ActiveSet | Local) else own
 
     def operators(block: range) -> Operators:
         rest = data_outside(data, block)
@@ -147,6 +180,8 @@ def _outside(update: Update, block: range) -> Update:
     if isinstance(update, ActiveSet):
         gram = outside(outside(update.gram, block), block, -1)
         return replace(update, points=outside(update.points, block), gram=gram)
+    if isinstance(update, Local):
+        return replace(update, points=outside(update.points, block))
     assert isinstance(update, LowRank)
     features = replace(update.features, train=outside(update.features.train, block))
     if isinstance(update, Compressed):
