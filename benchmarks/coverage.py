@@ -52,8 +52,7 @@ class Case:
     ) -> tuple[Tensor, Tensor]:
         """Observations, the sensor's noise `times` as large, and latents."""
         task = self.task
-        dynamics = task.dynamics if isinstance(task, DSprites) else task
-        z = dynamics.latents(steps, generator)
+        z = task.latents(steps, generator)
         draws = normal((steps, 2), generator)
         if noise == "student":
             squares = normal((steps, DOF), generator).square().mean(-1, keepdim=True)

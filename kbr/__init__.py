@@ -3,117 +3,85 @@
 Public names are loaded when first used: `import kbr` and the command line's `--help` stay fast.
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kbr.core.embedding import Embedding
-    from kbr.core.errors import KbrError
-    from kbr.core.features import Identity, Nystroem, PivotedCholesky, RandomFourier
-    from kbr.core.filters.belief import Belief
-    from kbr.core.filters.classical.extended import ExtendedKalmanFilter
-    from kbr.core.filters.classical.kalman import KalmanFilter
-    from kbr.core.filters.classical.particle import ParticleFilter
-    from kbr.core.filters.classical.state_space import StateSpaceModel
-    from kbr.core.filters.classical.unscented import UnscentedKalmanFilter
-    from kbr.core.filters.kernel.filter import KernelBayesFilter
-    from kbr.core.filters.kernel.known_transition import TransitionRatio
-    from kbr.core.filters.result import FilterResult
-    from kbr.core.kernels import Gaussian, Laplace, Linear, Matern32, Matern52
-    from kbr.core.likelihood_free import (
-        SimulationPosterior,
-        posterior_from_simulations,
-        posterior_from_simulator,
-    )
-    from kbr.core.mixtures import Mixture
-    from kbr.core.per_coordinate import PerCoordinate
-    from kbr.core.ratios import ExactRatio, KuLSIF, RuLSIF
-    from kbr.core.rule_tuning import tune_rule
-    from kbr.core.rules import ImportanceWeightedRule, OriginalRule
-    from kbr.core.uncertainty.calibration import Calibration
+    from kbr.core.embedding import Embedding as Embedding
+    from kbr.core.errors import KbrError as KbrError
+    from kbr.core.features import Identity as Identity
+    from kbr.core.features import Nystroem as Nystroem
+    from kbr.core.features import PivotedCholesky as PivotedCholesky
+    from kbr.core.features import RandomFourier as RandomFourier
+    from kbr.core.filters.belief import Belief as Belief
+    from kbr.core.filters.classical.extended import ExtendedKalmanFilter as ExtendedKalmanFilter
+    from kbr.core.filters.classical.kalman import KalmanFilter as KalmanFilter
+    from kbr.core.filters.classical.particle import ParticleFilter as ParticleFilter
+    from kbr.core.filters.classical.state_space import StateSpaceModel as StateSpaceModel
+    from kbr.core.filters.classical.unscented import UnscentedKalmanFilter as UnscentedKalmanFilter
+    from kbr.core.filters.kernel.filter import KernelBayesFilter as KernelBayesFilter
+    from kbr.core.filters.kernel.known_transition import TransitionRatio as TransitionRatio
+    from kbr.core.filters.result import FilterResult as FilterResult
+    from kbr.core.kernels import Gaussian as Gaussian
+    from kbr.core.kernels import Laplace as Laplace
+    from kbr.core.kernels import Linear as Linear
+    from kbr.core.kernels import Matern32 as Matern32
+    from kbr.core.kernels import Matern52 as Matern52
+    from kbr.core.likelihood_free import SimulationPosterior as SimulationPosterior
+    from kbr.core.likelihood_free import posterior_from_simulations as posterior_from_simulations
+    from kbr.core.likelihood_free import posterior_from_simulator as posterior_from_simulator
+    from kbr.core.mixtures import Mixture as Mixture
+    from kbr.core.per_coordinate import PerCoordinate as PerCoordinate
+    from kbr.core.ratios import ExactRatio as ExactRatio
+    from kbr.core.ratios import KuLSIF as KuLSIF
+    from kbr.core.ratios import RuLSIF as RuLSIF
+    from kbr.core.rule_tuning import tune_rule as tune_rule
+    from kbr.core.rules import ImportanceWeightedRule as ImportanceWeightedRule
+    from kbr.core.rules import OriginalRule as OriginalRule
+    from kbr.core.uncertainty.calibration import Calibration as Calibration
 
 __version__ = "0.2.0"
 
-_HOME = {
-    "Belief": "filters.belief",
-    "Calibration": "uncertainty.calibration",
-    "Embedding": "embedding",
-    "ExactRatio": "ratios",
-    "ExtendedKalmanFilter": "filters.classical.extended",
-    "FilterResult": "filters.result",
-    "Gaussian": "kernels",
-    "Identity": "features",
-    "ImportanceWeightedRule": "rules",
-    "KalmanFilter": "filters.classical.kalman",
-    "KbrError": "errors",
-    "KernelBayesFilter": "filters.kernel.filter",
-    "KuLSIF": "ratios",
-    "Laplace": "kernels",
-    "Linear": "kernels",
-    "Matern32": "kernels",
-    "Matern52": "kernels",
-    "Mixture": "mixtures",
-    "Nystroem": "features",
-    "OriginalRule": "rules",
-    "ParticleFilter": "filters.classical.particle",
-    "PerCoordinate": "per_coordinate",
-    "PivotedCholesky": "features",
-    "RandomFourier": "features",
-    "RuLSIF": "ratios",
-    "SimulationPosterior": "likelihood_free",
-    "StateSpaceModel": "filters.classical.state_space",
-    "TransitionRatio": "filters.kernel.known_transition",
-    "UnscentedKalmanFilter": "filters.classical.unscented",
-    "posterior_from_simulations": "likelihood_free",
-    "posterior_from_simulator": "likelihood_free",
-    "tune_rule": "rule_tuning",
+_NAMES = {  # by module of kbr.core, as a reader meets them
+    "rules": ("ImportanceWeightedRule", "OriginalRule"),
+    "rule_tuning": ("tune_rule",),
+    "ratios": ("KuLSIF", "RuLSIF", "ExactRatio"),
+    "filters.kernel.known_transition": ("TransitionRatio",),
+    "embedding": ("Embedding",),
+    "likelihood_free": (
+        "posterior_from_simulator",
+        "posterior_from_simulations",
+        "SimulationPosterior",
+    ),
+    "filters.kernel.filter": ("KernelBayesFilter",),
+    "filters.belief": ("Belief",),
+    "filters.result": ("FilterResult",),
+    "uncertainty.calibration": ("Calibration",),
+    "kernels": ("Gaussian", "Laplace", "Matern32", "Matern52", "Linear"),
+    "per_coordinate": ("PerCoordinate",),
+    "features": ("PivotedCholesky", "Nystroem", "RandomFourier", "Identity"),
+    "mixtures": ("Mixture",),
+    "filters.classical.state_space": ("StateSpaceModel",),
+    "filters.classical.kalman": ("KalmanFilter",),
+    "filters.classical.extended": ("ExtendedKalmanFilter",),
+    "filters.classical.unscented": ("UnscentedKalmanFilter",),
+    "filters.classical.particle": ("ParticleFilter",),
+    "errors": ("KbrError",),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [  # noqa: RUF022  (grouped as a reader meets them)
-    "ImportanceWeightedRule",
-    "OriginalRule",
-    "tune_rule",
-    "KuLSIF",
-    "RuLSIF",
-    "ExactRatio",
-    "TransitionRatio",
-    "Embedding",
-    "posterior_from_simulator",
-    "posterior_from_simulations",
-    "SimulationPosterior",
-    "KernelBayesFilter",
-    "Belief",
-    "FilterResult",
-    "Calibration",
-    "load_filter",
-    "read_recording",
-    "Gaussian",
-    "Laplace",
-    "Matern32",
-    "Matern52",
-    "Linear",
-    "PerCoordinate",
-    "PivotedCholesky",
-    "Nystroem",
-    "RandomFourier",
-    "Identity",
-    "Mixture",
-    "StateSpaceModel",
-    "KalmanFilter",
-    "ExtendedKalmanFilter",
-    "UnscentedKalmanFilter",
-    "ParticleFilter",
-    "KbrError",
-]
+__all__ = ["load_filter", "read_recording", *_HOME]
 
 
-def load_filter(path: str | Path, *, trial: int = 0) -> Any:
+def load_filter(path: str | Path, *, trial: int = 0, trust: Sequence[str] = ()) -> Any:
     """A fitted filter from a file of `save`, a run folder or a run's best.ckpt, whatever its kind.
 
-    `trial` picks one of several. Nothing in the file is executed.
+    `trial` picks one of several. Nothing in the file is executed; a model of your own is built from
+    the run's settings where `trust` names its module.
     """
-    return import_module("kbr.loading").load_filter(path, trial=trial)
+    return import_module("kbr.loading").load_filter(path, trial=trial, trust=trust)
 
 
 def read_recording(path: str | Path, filt: Any = None, **keys: Any) -> Any:

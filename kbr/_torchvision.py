@@ -26,18 +26,14 @@ def _import_torchvision() -> None:
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
-        _forget_partial_import()
+        # A failed import leaves submodules behind that would hide the second attempt.
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
         library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
             library.define(name + _SCHEMA)  # type: ignore[no-untyped-call]
         _declared.append(library)
         importlib.import_module("torchvision")
-
-
-def _forget_partial_import() -> None:
-    """A failed import leaves submodules behind that would hide the second attempt."""
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
 
 
 _import_torchvision()

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from kbr.core.io import checkpoint
 from kbr.core.units.scaling import Scaling
 from kbr.core.units.units import Units
 
+OWN = "kbr.own_model"
 TRAINED = ("kbr.learned_filter", "kbr.lstm_filter")
 RECORD = "run.json"  # of a finished run
 DATA = "data.json"  # of a run on own data
@@ -32,8 +33,11 @@ OLD_RUN = (
 )
 
 
-def load_filter(run: str | Path, *, trial: int = 0) -> Any:
-    """The filter of a run folder, or of a file, by the kind its file states."""
+def load_filter(run: str | Path, *, trial: int = 0, trust: Sequence[str] = ()) -> Any:
+    """The filter of a run folder, or of a file, by the kind its file states.
+
+    `trust` names the modules of a model of the user's own.
+    """
     path = checkpoint_of(run, trial)
     _check_unaltered(Path(run), path)
     content = checkpoint.read(path)
@@ -43,13 +47,16 @@ def load_filter(run: str | Path, *, trial: int = 0) -> Any:
         from kbr.training.filters.lstm import LSTMFilter
 
         units = None if content.get("units") is not None else _older_units(path)
-        return next(c for c in (LearnedFilter, LSTMFilter) if c.kind == kind).load(
-            path, units=units
-        )
+        loaded = LearnedFilter if kind == LearnedFilter.kind else LSTMFilter
+        return loaded.load(path, units=units)
     if kind == REFINED:
         refined = trial_state(content["refined"], trial)
-        with_units = {**refined, "filter": _with_units(refined["filter"], path)}
-        return RefinedFilter.from_state(with_units)
+        inner = _with_units(refined["filter"], path)
+        return RefinedFilter.from_state({**refined, "filter": inner})
+    if kind == OWN:
+        from kbr.app.models.own_filter import own_filter
+
+        return own_filter(path, trial=trial, trust=trust)
     if kind not in (KIND, RUN_KIND):
         raise KbrError(
             f"{path} holds {kind}, which is no filter. Filters are "
@@ -73,14 +80,10 @@ def file_digest(path: Path) -> str:
 def _check_unaltered(run: Path, path: Path) -> None:
     """A finished run folder holds the checkpoint that the run left."""
     try:
-        done = json.loads((run / RECORD).read_text())
-    except (OSError, ValueError, RecursionError):
+        known = json.loads((run / RECORD).read_text())["digests"][str(path.relative_to(run))]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
         return  # a file alone, or a run that did not finish: nothing to compare with
-    known = done.get("digests") if isinstance(done, dict) else None
-    name = str(path.relative_to(run))
-    if not (path.is_file() and isinstance(known, dict) and name in known):
-        return
-    if file_digest(path) != known[name]:
+    if path.is_file() and file_digest(path) != known:
         raise KbrError(
             f"{path} is not the checkpoint that this run left: it was changed or swapped since. "
             f"Copy the run again; to use the file all the same, name it instead of its folder."
@@ -90,10 +93,10 @@ def _check_unaltered(run: Path, path: Path) -> None:
 def identity(run: str | Path, *, trial: int = 0) -> str:
     """A digest of the filter's content: two files of one filter have the same."""
     content = checkpoint.read(checkpoint_of(run, trial))
-    found = hashlib.sha256(str(trial).encode())
+    digest = hashlib.sha256(str(trial).encode())
     for part in _parts({k: v for k, v in content.items() if k not in ("version", "kbr")}):
-        found.update(part)
-    return found.hexdigest()
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def knows_units(run: Path, *, trial: int = 0) -> bool:
@@ -128,20 +131,19 @@ def _with_units(state: dict[str, Any], path: Path) -> dict[str, Any]:
 def _older_units(path: Path) -> Units | None:
     """Of a checkpoint that does not hold them: from data.json, where the run is on own data."""
     run = path.resolve().parent.parent
-    found = [place / DATA for place in (run, run.parent) if (place / DATA).is_file()]
-    if not found:
+    data = next((p / DATA for p in (run, run.parent) if (p / DATA).is_file()), None)
+    if data is None:
         if path.name != "best.ckpt" or not (run / ".hydra").is_dir():
             warnings.warn(f"{path} {WITHOUT_UNITS}", stacklevel=3)
         return None
     try:
-        record = json.loads(found[0].read_text())
+        record = json.loads(data.read_text())
         image = len(record["shape"]) == 3
         scale_x, scale_z = _scaling(record["scale_x"], image), _scaling(record["scale_z"], False)
         names = [tuple(map(str, record[key])) for key in ("x", "z", "labels")]
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise KbrError(
-            f"{path} {OLD_RUN.split(':')[0]}, and {found[0]} cannot be read ({error!r}). Train "
-            "again."
+            f"{path} {OLD_RUN.split(':')[0]}, and {data} cannot be read ({error!r}). Train again."
         ) from error
     warnings.warn(f"{path} {OLD_RUN}", stacklevel=3)
     none = {"sequence": None, "time": None}
@@ -150,14 +152,13 @@ def _older_units(path: Path) -> Units | None:
 
 
 def _scaling(record: Mapping[str, Any], image: bool) -> Scaling:
-    moments = {
-        key: torch.tensor(record[key], dtype=torch.float64, device="cpu")
-        for key in ("mean", "scale")
-    }
     if image:  # a value for each channel
-        moments = {key: value.reshape(-1, 1, 1) for key, value in moments.items()}
-    circular = [] if image else record["circular"]
-    return Scaling.from_record({"batch": 0, **record, **moments, "circular": circular})
+        mean, scale = (
+            torch.tensor(record[key], dtype=torch.float64, device="cpu").reshape(-1, 1, 1)
+            for key in ("mean", "scale")
+        )
+        record = {**record, "mean": mean, "scale": scale, "circular": []}
+    return Scaling.from_record({"batch": 0, **record})
 
 
 def _parts(value: Any) -> Iterator[bytes]:

@@ -121,7 +121,7 @@ def test_a_sweep_writes_tables_and_skips_what_is_finished(tmp_path):
 
 
 def test_a_trained_model_runs_evaluates_and_resumes(tmp_path):
-    """The default model through both scripts, and on from a run that was cut short."""
+    """The default model through both scripts; a run that was cut short goes on."""
     small = ["model.filter.val_every=2", "model.filter.checkpoint_every=2", "model.filter.epochs=4"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done = train(whole, *small, "logger=csv")

@@ -57,7 +57,7 @@ def test_regions_grow_in_a_gap_and_shrink_after_it(data, filt):
 
 @pytest.mark.parametrize("run", ["filter", "smooth"])
 def test_regions_hold_their_share_in_gaps(run):
-    """Two data sets, many gaps; limits are generous, the benchmark has many seeds."""
+    """Two data sets with many gaps. Limits are wide; the benchmark measures it over many seeds."""
     inside = []
     for seed in (1000, 1001):
         made = Oscillatory().generate(n_train=300, n_test=30 * 80, seed=seed)
@@ -71,7 +71,7 @@ def test_regions_hold_their_share_in_gaps(run):
 
 
 def test_a_forecast_is_a_gap(data, filt):
-    """Of a stream, of a batch and ahead: the same moments, and the same regions."""
+    """A stream, a batch and a forecast have the same moments and the same regions."""
     out, belief = filt.filter(with_gap(data.x_test)), filt.init()
     for row in data.x_test[:30]:
         belief = filt.step(belief, row)
@@ -102,7 +102,7 @@ def test_horizons_of_a_stream_are_those_of_a_sequence():
 
 
 def test_covariances_do_not_depend_on_where_the_origin_is(data):
-    """Latents five million away: step and filter give the covariances of the same data near 0."""
+    """Latents moved five million away have the covariances of the same latents near 0."""
     far = KernelBayesFilter(**SETTINGS).fit(data.x_train, data.z_train.double() + 5e6)
     near = KernelBayesFilter(**SETTINGS).fit(data.x_train, data.z_train.double())
     out, belief = far.filter(data.x_test), far.init()
@@ -116,7 +116,7 @@ def test_covariances_do_not_depend_on_where_the_origin_is(data):
 
 
 def test_far_observations_are_no_evidence_and_usual_ones_are():
-    """Sixteen directions at 4, 6 and 10 data radii; and steps like those of training."""
+    """In sixteen directions at 4, 6 and 10 data radii, but not at steps like those of training."""
     far, usual = [], []
     for seed in (1000, 1001):
         made = Rotation().generate(n_train=300, n_test=300, seed=seed)
@@ -230,7 +230,7 @@ def test_trained_filters_calibrate_flag_and_keep_both(data, made, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamics", [Rotation(), Oscillatory()])
 def test_ninety_per_cent_regions_hold_ninety_per_cent(dynamics):
-    """Ten seeds as one batch; docs/uncertainty.md has the figures of all cases."""
+    """Ten seeds as one batch; docs/uncertainty.md has the numbers of all cases."""
     made = [dynamics.generate(n_train=300, n_test=1000, seed=s) for s in range(2000, 2010)]
     x, z, x_test, z_test = (
         torch.stack([getattr(m, k) for m in made]).double()

@@ -50,7 +50,7 @@ def test_it_agrees_with_a_grid_filter(seed):
 
 
 def test_headings_are_known_up_to_whole_turns():
-    """y and y + 2 pi k say the same, whichever k each step has."""
+    """y and y + 2 pi k are the same observation, for any k at each step."""
     _, y = simulate(40, 0)
     turns = 2 * math.pi * np.random.default_rng(1).integers(-3, 4, size=40)
     model = CircularKalmanFilter(omega=0.4, sigma_z=0.2, sigma_x=0.2)

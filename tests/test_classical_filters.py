@@ -153,7 +153,7 @@ def test_unscented_filter_against_weighted_sums():
 
 
 def test_particle_filter_is_kalman_up_to_monte_carlo_error():
-    """Over 30 repeats, means and covariances are off by no more than their spread allows."""
+    """Over 30 repeats, means and covariances differ by no more than their spread allows."""
     system = linear_system(11, 2, 2)
     x = simulate(system, 25, seed=4)
     x[10] = np.nan
@@ -170,7 +170,7 @@ def test_particle_filter_is_kalman_up_to_monte_carlo_error():
 
 
 def test_particle_error_falls_with_the_number_of_particles():
-    """Four hundred times the particles: about a twentieth of the error."""
+    """With four hundred times the particles the error is about a twentieth."""
     system = linear_system(5, 2, 2)
     x = simulate(system, 20, seed=4)
     exact = torch.from_numpy(kalman_loop(system, x)[0])

@@ -45,7 +45,7 @@ def test_recombination_keeps_moments_with_few_positive_masses():
     ("rule", "landmarks", "loss"), [("iw", 150, 0.02), ("paper", 150, 0.02), ("original", 300, 0.1)]
 )
 def test_few_of_the_pairs_filter_as_well(rule, landmarks, loss):
-    """The original rule's ratios have signs: its error moves by some percent either way."""
+    """The original rule has ratios of either sign: its error goes some per cent up or down."""
     small = fitted(rule).compress(landmarks, x=DATA.x_test, z=DATA.z_test)
     cost = small.compression
     assert cost.n_train == 600

@@ -161,7 +161,7 @@ class TestFeatureMap:
 @pytest.mark.parametrize("cls", RULES)
 class TestRule:
     def test_the_forms_of_the_weights_agree(self, cls):
-        """Batched weights, a step of a filter and the Gram matrices give one posterior."""
+        """Batched weights, a filter's step and the Gram matrices give the same posterior."""
         psi, query, ratio = points(0, 15, 4), points(1, 3, 4), points(2, 15)
         lam = torch.tensor(0.05, dtype=torch.float64)
         rule = cls(lam=0.05)

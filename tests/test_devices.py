@@ -57,7 +57,7 @@ def test_sources_say_where_a_tensor_is_made():
 
 
 class NoDefaultDevice(TorchFunctionMode):
-    """Refuses factory calls out of kbr that leave the device to chance."""
+    """Refuses calls from kbr that make a tensor without saying on which device."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -99,7 +99,7 @@ def test_refining_says_where_its_tensors_are_made():
 
 
 def moved(value: object) -> object:
-    """The tensors of nested dataclasses on the device that holds shapes alone."""
+    """Nested dataclasses with their tensors on the meta device, which holds shapes only."""
     if isinstance(value, torch.Tensor):
         return value.to("meta")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -74,7 +74,7 @@ def test_a_ratio_and_an_engine_of_ones_own_serve_rules_and_filters():
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """A folder with what the commands speak of: two runs, a sweep, own data, captured frames."""
+    """A folder with what the commands name: two runs, a sweep, own data, captured frames."""
     folder = tmp_path_factory.mktemp("desk")
     rng = np.random.default_rng(0)
     z = np.cumsum(rng.normal(size=(120, 2)), axis=0)

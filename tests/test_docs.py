@@ -75,7 +75,7 @@ def test_result_tables_stand_in_committed_files(number, file, data, x):
 
 
 def test_every_measured_number_stands_in_a_committed_file():
-    """Whatever has three decimals or more on the page of results, or in README."""
+    """Every number with three decimals or more on the page of results or in README."""
     columns = ("mean", "stderr", "median", "p_value", "p_holm")
     known = []
     for path in RESULTS.glob("*.csv"):

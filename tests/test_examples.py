@@ -40,7 +40,7 @@ def run(command: str, folder: Path) -> str:
 
 
 def _trains(words: list[str], folder: Path) -> bool:
-    """Whether a network is trained: by the model named, or the one that own data get."""
+    """Whether a network is trained: by the named model, or by the default one for own data."""
     named = [word for word in words if word.startswith("model=")]
     if named:
         return named != ["model=iw"]

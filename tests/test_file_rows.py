@@ -110,7 +110,7 @@ def test_training_on_a_file_never_reads_it_whole(folder, few_at_once, tmp_path):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_loss_and_gradient_in_chunks_are_those_of_the_full_batch(dropout):
-    """n = 50, chunks of 16, float64: the two-pass loss is the loss."""
+    """n = 50, chunks of 16, float64: the two-pass loss equals the full one."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 3, dtype=torch.float64, generator=generator)
     z = torch.randn(50, 2, dtype=torch.float64, generator=generator)
@@ -165,7 +165,7 @@ def test_gradients_of_two_workers_average_to_that_of_all_points(monkeypatch):
 
 
 def test_a_large_npz_is_unpacked_where_the_user_says(folder, tmp_path, capsys, monkeypatch):
-    """Never unasked; once; and what lies there is trusted by its content alone."""
+    """Only if asked, and only once; a folder that is there is trusted only by its content."""
     packed, frames = folder / "packed.npz", np.load(folder / "x.npy")
     np.savez_compressed(packed, x=frames, z=np.ones((ROWS, 2)))
     before = set(folder.iterdir())

@@ -58,7 +58,7 @@ def test_means_equal_the_dense_algorithm(dynamics, scale, engine):
 
 @pytest.mark.parametrize(("scale", "name"), [(0.5, "low_rank"), (2.0, "compressed")])
 def test_automatic_engine_equals_the_dense_algorithm(scale, name):
-    """At a size where features pay, `auto` takes them and keeps the answer."""
+    """At a size where features are faster, `auto` uses them and gives the same answer."""
     rule = ImportanceWeightedRule(lam=1e-2, normalize=False)
     filt = paper_filter("oscillatory", 360, scale, 1e-6, rule, "auto")
     assert filt.operators.update.name == name
@@ -82,7 +82,7 @@ def test_means_equal_the_dense_algorithm_at_size(dynamics, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dynamics", DYNAMICS)
 def test_original_rule_equals_its_dense_form(dynamics, engine):
-    """lam is where the squared operator is well conditioned; below, dense forms disagree too."""
+    """At this lam the squared operator is well conditioned; below it, dense forms disagree too."""
     for lam, eta in ((1e-3, 1e-4), (1e-5, 1e-4)):
         filt = paper_filter(dynamics, 130, 1.0, eta, OriginalRule(lam=lam), engine)
         exact = dense_means(dynamics, 130, 1.0, lam, eta, rule=original)
@@ -141,7 +141,7 @@ def test_automatic_engine_follows_the_rank():
 
 
 def test_learned_features_run_on_every_engine():
-    """A finished feature map (here the identity) is one posterior whichever way it is computed."""
+    """With given features (here the identity) every way to compute the posterior agrees."""
     x, z, x_test = data("rotation", 130)
     rule = ImportanceWeightedRule(kernel_x=Identity(), lam=1e-2)
     means = [

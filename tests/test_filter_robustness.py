@@ -22,7 +22,7 @@ def finite(out):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("far", [50.0, 1e6, -1e150])
 def test_outlier_is_flagged_and_forgotten(data, engine, far):
-    """An observation 50 standard deviations away (or more) costs a prediction step, no more."""
+    """An observation 50 standard deviations away (or more) becomes a prediction step, no worse."""
     filt = KernelBayesFilter(**GRID, engine=engine).fit(data.x_train, data.z_train)
     x = data.x_test.clone()
     x[20] += far * data.x_train.std(0)
@@ -105,7 +105,7 @@ def test_duplicated_points(data, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("lam", [1e-8, 1e-6, 1e-4, 1.0, 1e3, 1e6])
 def test_any_ridge(data, engine, lam):
-    """No NaN whatever lam is; large ones tend to the prediction instead of to zero."""
+    """No lam gives NaN; large ones give the prediction instead of zero."""
     rule = ImportanceWeightedRule(lam=lam)
     filt = KernelBayesFilter(rule=rule, scales=(1.0,), eta=1e-4, engine=engine)
     out = filt.fit(data.x_train, data.z_train).filter(data.x_test)
@@ -184,7 +184,7 @@ def test_wrong_shapes_are_named(data):
 
 
 def test_training_rows_with_missing_values_cut_the_sequence(data):
-    """As if the pieces between them had been passed; nothing is learned across the cut."""
+    """The same as passing the pieces between them; nothing is learned across the cut."""
     settings = {"rule": ImportanceWeightedRule(lam=0.1), "scales": (1.0,), "eta": 0.1}
     x, z = data.x_train.clone(), data.z_train.clone()
     x[50, 0], z[120, 1] = torch.nan, torch.inf

@@ -60,7 +60,7 @@ def archive(folder: Path, **members: bytes) -> Path:
 
 
 def refused(path: Path, *words: str, **keys) -> str:
-    """The one line that reading ends with, after having taken no more than 50 MB."""
+    """The one-line error of reading the file, which must not take more than 50 MB."""
     tracemalloc.start()
     try:
         with pytest.raises(KbrError) as caught:
@@ -129,7 +129,7 @@ def test_pickles_never_run(tmp_path):
 
 
 def test_a_packed_bomb_is_not_unpacked(tmp_path):
-    """80 MB of zeros in 80 kB: refused by what it says, with the settings that would take it."""
+    """80 MB of zeros in 80 kB: refused by its stated size; the message names the settings."""
     path = tmp_path / "bomb.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("z.npy", npy(Z))
@@ -151,7 +151,7 @@ def test_every_member_is_held_to_the_limit(tmp_path, kind):
 
 
 def test_damaged_archives_end_in_one_line_or_in_the_whole_content(tmp_path):
-    """Every cut, and a flipped byte anywhere: never another exception, never other numbers."""
+    """A cut or a flipped byte anywhere gives no other exception and no wrong numbers."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(ROWS, 2))
     path = archive(tmp_path, x=npy(x))

@@ -259,7 +259,7 @@ def test_ridges_and_bandwidths_must_be_positive(name, make):
 
 
 def test_a_ridge_lost_in_rounding_names_the_next_one_to_try():
-    """1e-300 is a number greater than zero; beside sums near one it is nothing."""
+    """1e-300 is greater than zero, but too small to change sums near one."""
     x = np.repeat(X, 30, 0)
     with pytest.raises(KbrError, match=r"= .*e-2..; raise n lam to .*e-1. or more"):
         ImportanceWeightedRule(lam=1e-300, form="gram").fit(x, x).posterior(X, uniform())

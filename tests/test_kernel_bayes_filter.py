@@ -174,7 +174,7 @@ def test_observations_of_any_shape(data):
 
 
 def test_tuning_chooses_the_lowest_validation_error(data):
-    """The choice is the best single cell, and its own fit has the grid's eta by leave-one-out."""
+    """The best cell of the grid is chosen; its own fit finds the same eta by leave-one-out."""
     units = {"standardize": False}
     filt = KernelBayesFilter(**SMALL_GRID, **units).fit(data.x_train, data.z_train)
     cut = validation_start(200)
@@ -195,7 +195,7 @@ def test_tuning_chooses_the_lowest_validation_error(data):
 
 
 def test_covariances_are_measured_on_steps_that_the_filter_did_not_see():
-    """A filter that knows its training steps by heart is as unsure as its errors on others."""
+    """A filter that fits its training steps perfectly is as unsure as its errors elsewhere."""
     data = Rotation().generate(n_train=200, n_test=200, seed=1000)
     rule = ImportanceWeightedRule(lam=1e-6)
     filt = KernelBayesFilter(rule=rule, scales=(0.1,), eta=1e-3).fit(data.x_train, data.z_train)
@@ -226,7 +226,7 @@ def test_progress_sees_every_bandwidth(data):
 
 @pytest.mark.parametrize(("n", "start"), [(6, 4), (300, 200), (599, 400), (600, 400), (900, 700)])
 def test_validation_block(n, start):
-    """The last 200 steps, a third of them where there are fewer than 600."""
+    """The last 200 steps; the last third where there are fewer than 600."""
     assert validation_start(n) == start
 
 

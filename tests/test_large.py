@@ -38,7 +38,7 @@ def fixed(rule=None, **settings):
 
 
 def test_same_beliefs_as_the_ordinary_filter(monkeypatch):
-    """Filtering, missing observations and smoothing agree to what float32 tables bear."""
+    """Filtering, missing observations and smoothing agree to the precision of float32 tables."""
     x, z = sequences()
     x_test, _ = Rotation().sample(30, torch.Generator().manual_seed(9))
     x_test[10:13] = torch.nan

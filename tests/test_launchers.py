@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import call
 
 from kbr.app.cli import _launchers_id
 from kbr.core.errors import KbrError
@@ -140,6 +141,29 @@ def test_what_is_searched_by_itself(search, model, keys):
     assert {one.get_key_element() for one in space} == keys
     kept = search.default_space(search.composed(fixed), [*fixed, "model.filter.lr=1"])
     assert {one.get_key_element() for one in kept} == keys - {"model.filter.lr"}
+
+
+def test_a_space_is_a_file_by_its_name(search):
+    fixed = ["model=iw_nn", "hparams_search=lstm"]
+    space = search.default_space(search.composed(fixed), fixed)
+    assert [one.input_line for one in space] == [
+        "model.filter.lr=tag(log,interval(3e-4,3e-2))",
+        "model.filter.noise=interval(0.0,2.0)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["hparams_search=iw_nn"], "hparams_search=iw_nn is a search: `kbr-tune hparams_search="),
+        (["-m", "hparams_search=iw_nn"], "model.filter.lr is a range, and a grid needs its values"),
+    ],
+)
+def test_a_space_is_not_for_a_single_run_nor_for_a_grid(tmp_path, words, says):
+    done = call(*words, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"kbr: {says}")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_search_that_has_nothing_to_search_says_so(search, tmp_path):

@@ -78,7 +78,7 @@ def test_another_prior_than_that_of_the_simulations(given):
 
 
 def test_the_spread_follows_the_observation():
-    """Any law of z given x may be learned: here one whose spread grows with x."""
+    """The law of z given x may be any: here its spread grows with x."""
     x = normal(0, 600, 1)
     z = x + 0.3 * torch.exp(0.5 * x) * normal(1, 600, 1)
     for at in (-1.0, 1.0):

@@ -29,7 +29,7 @@ WHOLE = ["whole_run/test/mse", "whole_run/val/mse"]
 
 
 def job(folder, *overrides, sweeping=False):
-    """A run in this process, in its folder; its config."""
+    """Runs in this process, in its folder; returns its config."""
     with initialize_config_dir(CONFIGS, version_base="1.3"):
         config = compose("train", overrides=list(overrides))
     folder.mkdir()

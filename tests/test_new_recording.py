@@ -212,7 +212,7 @@ def test_an_evaluation_of_other_data_is_kept(desk, vectors, monkeypatch, tmp_pat
 
 
 def test_interleaved_sequences_are_taken_apart_or_refused(vectors, tmp_path):
-    """The whole table at once: each sequence by itself, rows where they were; a stream cannot."""
+    """A whole table is filtered sequence by sequence, rows stay in place; a stream cannot do so."""
     filt = kbr.load_filter(vectors)
     order = np.argsort(np.arange(80) % 40, kind="stable")
     mixed = {name: [NEW[name][k] for k in order] for name in NEW}

@@ -276,7 +276,7 @@ def test_comparing_odd_folders_names_each_of_them(tmp_path):
 
 
 def places(value, path=()):
-    """The way to every value within."""
+    """The path of keys to every value inside."""
     yield path
     inner = dict(enumerate(value)) if isinstance(value, list) else value
     for key, one in inner.items() if isinstance(inner, dict) else ():
@@ -296,7 +296,7 @@ def dumped(file: str, value) -> str:
 
 
 def mutations(file: str, content: bytes, dice: random.Random):
-    """Flips and cuts anywhere; every value of settings, and cells of a table, of another kind."""
+    """Bytes flipped and cut anywhere; settings and cells of tables with values of another kind."""
     for _ in range(15):
         place = dice.randrange(len(content))
         yield content[:place]

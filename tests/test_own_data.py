@@ -116,7 +116,7 @@ def test_a_folder_of_frames_is_read(tmp_path):
 
 
 def test_a_recording_without_z_is_read_by_the_names_of_x(tmp_path):
-    """Columns in any order, words among them; z where all of it is there."""
+    """Columns in any order, with words among them; z if all its columns are there."""
     path = table(tmp_path, "note,b,t,a\nok,2,0,1\n,4,1,3\n")
     found = read_recording(path, x=["a", "b"], z=["px", "py"], time="t")
     assert found.x.tolist() == [[1, 2], [3, 4]]

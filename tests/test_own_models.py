@@ -10,6 +10,7 @@ import pytest
 import torch
 from command_line import call
 
+import kbr
 from kbr.app.config.packages import check_packages
 from kbr.app.models.own import Answers, FrameRegressor, OwnModel
 from kbr.core.errors import KbrError
@@ -217,7 +218,7 @@ class MeanAlone:
     ],
 )
 def test_answers_of_any_form(answer, scale):
-    """Means alone have the covariance of the validation errors."""
+    """A model that gives only means gets the covariance of its validation errors."""
     known = 3 * torch.eye(2, dtype=torch.float64)
     x = np.array([[0.0], [1.0], [np.nan], [2.0]])
     result = Answers(Says(answer), "says", known).filter(x)
@@ -248,3 +249,39 @@ def test_a_regressor_holds_its_answer_where_frames_are_missing():
     model.fit(np.zeros((3, 2)), np.array([[1.0], [2.0], [3.0]]))
     x = np.array([[np.nan, 0], [5.0, 0], [np.nan, 0], [7.0, 0]])
     assert model.filter(x).ravel().tolist() == [2.0, 5.0, 5.0, 7.0]
+
+
+STEPPING = """
+
+class Running(Kept):
+    def step(self, belief, x):
+        mean = super().filter(x[None])[0][0]
+        return mean, np.eye(2) + (0 if belief is None else belief[1])
+"""
+
+
+@pytest.mark.parametrize("name", ["Kept", "Running"])
+def test_its_run_is_loaded_as_a_filter_that_takes_one_row_at_a_time(home, monkeypatch, name):
+    """With the model's own `step` where it has one, else by filtering all rows so far."""
+    (home / "my_stepping.py").write_text(MODULE + STEPPING)
+    folder, _ = run(home, name, *SMALL, f"model={{_target_:my_stepping.{name},k:3}}")
+    monkeypatch.syspath_prepend(home)
+    with pytest.raises(KbrError, match=r"trust=\[my_stepping\]"):
+        kbr.load_filter(folder)
+    filt = kbr.load_filter(folder, trust=["my_stepping"])
+    x = torch.randn(4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whole, belief, covs = filt.filter(x), filt.init(), []
+    assert belief.mean.isfinite().all()
+    for t, row in enumerate(x):
+        belief = filt.step(belief, row)
+        torch.testing.assert_close(belief.mean, whole.mean[t])
+        covs.append(float(belief.cov[0, 0]))
+    assert covs == ([1, 2, 3, 4] if name == "Running" else [1, 1, 1, 1])
+    assert belief.steps == 4
+
+
+def test_a_run_that_kept_no_model_says_what_it_lacks(home, monkeypatch):
+    folder, _ = run(home, "not_kept", *SMALL, NEAREST)
+    monkeypatch.syspath_prepend(home)
+    with pytest.raises(KbrError, match=r"has not kept its model: Nearest has no save\(path\)"):
+        kbr.load_filter(folder, trust=["my_models"])

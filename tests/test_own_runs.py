@@ -144,7 +144,7 @@ def test_one_command_gives_a_run_in_recorded_units_that_evaluates_again(tmp_path
 
 
 def test_networks_train_on_several_sequences_of_vectors(tmp_path):
-    """The default encoder takes images; vectors get the MLP without being asked."""
+    """The default encoder takes images; for vectors the MLP is used by itself."""
     x, z = turning(120)
     x[15] = np.nan
     path = saved(tmp_path, x=x, z=z, sequence=np.arange(120) // 30)
@@ -213,10 +213,10 @@ def test_lstm_windows_stay_inside_their_sequence():
     module = LSTMModule(encoder=encoder, shape=(3,), dz=2, window=6, hidden=7)
     module.fit_scales(torch.randn(20, 3), torch.randn(20, 2))
     psi = torch.randn(20, 4)
-    joined = module.predict_latents(psi, [12, 8])
-    torch.testing.assert_close(joined[:12], module.predict_latents(psi[:12]))
-    torch.testing.assert_close(joined[12:], module.predict_latents(psi[12:]))
-    assert not torch.allclose(joined[12:], module.predict_latents(psi)[12:])
+    joined = module.latents_of(module.windows(psi, [12, 8]))
+    torch.testing.assert_close(joined[:12], module.latents_of(module.windows(psi[:12])))
+    torch.testing.assert_close(joined[12:], module.latents_of(module.windows(psi[12:])))
+    assert not torch.allclose(joined[12:], module.latents_of(module.windows(psi))[12:])
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
@@ -238,7 +238,7 @@ def test_a_learned_filter_learns_no_step_between_sequences(tmp_path):
 
 
 def test_vectors_get_a_kernel_and_frames_get_features_unless_a_model_is_named(tmp_path):
-    """The run says so, and how to get the other; with both at hand, which validated better."""
+    """The run names the other model and its command, and which validated better if both ran."""
     x, z = turning(100)
     path = saved(tmp_path, x=x, z=z)
     done = call("data=recording", f"data.path={path}", f"hydra.run.dir={tmp_path / 'run'}")

@@ -43,7 +43,7 @@ def test_random_arrivals_are_not_shredded(tmp_path):
 
 
 def test_many_cuts_are_said_with_what_to_do(tmp_path):
-    """A tenth of the rows lost on an even grid: true gaps, and too many to keep quiet about."""
+    """A tenth of the rows of an even grid is lost: these are gaps, and so many that it warns."""
     x, z = turning(600)
     time = np.delete(np.arange(660.0), np.arange(5, 655, 11)[:59])[:600]
     problem = own(saved(tmp_path, x=x, z=z, time=time))

@@ -97,7 +97,7 @@ def test_every_row_is_in_one_share(n, world):
 
 @pytest.mark.parametrize("pieces", [3, 5, 8])
 def test_sums_of_halves_are_those_of_one_worker_to_the_last_bit(pieces):
-    """So that training, which makes much of rounding, ends alike."""
+    """So that training, which amplifies rounding, ends with the same numbers."""
     _, x, phi = points(30 * pieces - 7)
     whole = sums_by_pieces(x, phi, piece=30)
     shares = [rows_of(rank, 2, len(x), piece=30) for rank in range(2)]
@@ -112,7 +112,7 @@ def test_sums_of_halves_are_those_of_one_worker_to_the_last_bit(pieces):
 
 @pytest.mark.parametrize(("n", "world"), [(41, 2), (41, 3), (7, 7)])
 def test_blocks_of_the_lstm_average_to_its_loss(n, world):
-    """Blocks shorter than the window and uneven ones too."""
+    """Also for uneven blocks, and for blocks shorter than the window."""
     generator = torch.Generator().manual_seed(1)
     x, z = torch.randn(n, 3, generator=generator), torch.randn(n, 2, generator=generator)
     module = LSTMModule(

@@ -72,7 +72,7 @@ def data():
 
 
 def fitted(data, kernel, factor=1.0):
-    """As the user passes them: standardised, one bandwidth would do."""
+    """Not standardised, as the user passes them: if they were, one bandwidth would do."""
     rule = ImportanceWeightedRule(kernel_x=kernel)
     filt = KernelBayesFilter(rule=rule, scales=(0.7, 1.4), lams=(1e-3, 1e-2), standardize=False)
     return filt.fit(factor * data.x_train.double(), data.z_train)

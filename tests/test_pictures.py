@@ -13,7 +13,13 @@ from PIL import Image
 
 from kbr.app.figures import animation, style
 from kbr.app.figures.animation import animate
-from kbr.app.figures.beliefs import are_alike, coverage, density, ellipse_axes, telling_steps
+from kbr.app.figures.beliefs import (
+    WITHIN_2_SD,
+    are_alike,
+    density,
+    ellipse_axes,
+    telling_steps,
+)
 from kbr.app.figures.frames import contact_sheet, encoder_figure
 from kbr.app.figures.run import run_figures
 from kbr.app.figures.style import save
@@ -29,6 +35,7 @@ from kbr.app.tasks.heading import (
 from kbr.core.datasets.dsprites import DSprites
 from kbr.core.datasets.dynamics import Oscillatory
 from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.uncertainty.regions import coverage
 from kbr.training.encoders import SoftArgmaxCNN
 
 STEPS, TRAIN = 8, 30
@@ -128,7 +135,7 @@ def test_labels_name_the_axes_with_and_without_a_view(tmp_path, monkeypatch):
 
 
 def test_gaps_are_shaded_and_angles_leave_no_line_across(tmp_path, monkeypatch):
-    """350 to 10 degrees is no fall; a label with dollar signs is no formula."""
+    """From 350 to 10 degrees no line falls; a label with dollar signs is not read as a formula."""
     kept = []
     monkeypatch.setattr(style, "save", lambda figure, *_: kept.append(figure) or [0])
     made = outcome((1,), dz=1, missing=(2, 3, 6))
@@ -273,13 +280,13 @@ def test_ellipses_have_two_standard_deviations_each_way():
 
 
 def test_coverage_of_a_gaussian():
+    """The share of truths within two standard deviations that ellipses.png tells of."""
     random = np.random.default_rng(0)
     cov = np.array([[0.5, 0.2], [0.2, 0.3]])
-    truth = random.multivariate_normal([1, 2], cov, 20_000)
-    found = coverage(
-        np.broadcast_to([1.0, 2.0], truth.shape), truth, np.broadcast_to(cov, (20_000, 2, 2))
-    )
-    assert found == pytest.approx(1 - math.exp(-2), abs=0.01)
+    truth = torch.from_numpy(random.multivariate_normal([1, 2], cov, 20_000))
+    mean = torch.tensor([1.0, 2.0], dtype=torch.float64).expand_as(truth)
+    share = coverage(mean, torch.from_numpy(cov).expand(20_000, 2, 2), truth, level=WITHIN_2_SD)
+    assert share == pytest.approx(1 - math.exp(-2), abs=0.01)
 
 
 def test_density_peaks_where_the_weights_are():

@@ -251,7 +251,7 @@ FEW = {"scales": (1.0, 2.0), "lams": (1e-3, 1e-1), "etas": (1e-5, 1e-3)}
     rule=st.sampled_from(RULES),
 )
 def test_filters(data, test, engine, rule):
-    """Fit, filter, smooth, step, forecast; what is finite goes in, what is finite comes out."""
+    """Fit, filter, smooth, step, forecast: finite input gives finite output."""
     x, z, _ = data
     filt = KernelBayesFilter(rule=rule(), engine=engine, **FEW)
     if answers(lambda: filt.fit(x, z)) is None:

@@ -92,7 +92,7 @@ def test_a_readout_with_a_huge_ridge_changes_nothing(data, tuned):
 
 
 def test_a_readout_finds_a_bias_of_the_filter(data):
-    """Latents far from zero are shrunk by the letter of the rule; the readout puts that right."""
+    """The paper's rule shrinks latents far from zero; the readout corrects that."""
     x, z, x_test, z_test = (part[0] for part in data)
     rule = ImportanceWeightedRule(normalize=False, lam=0.3)
     base = KernelBayesFilter(rule=rule, scales=(0.7,))
@@ -106,7 +106,7 @@ def test_a_readout_finds_a_bias_of_the_filter(data):
 
 
 def test_a_readout_is_learned_from_steps_that_the_filter_did_not_see(data):
-    """Its coefficients are those of a regression on blocks that filters of the rest answer."""
+    """Its coefficients are those of a regression on blocks filtered by filters of the rest."""
     x, z = data[0][0], data[1][0] + 5
     rule = ImportanceWeightedRule(normalize=False, lam=1e-2)
     base = KernelBayesFilter(rule=rule, scales=(0.5,), eta=1e-3, standardize=False)

@@ -11,7 +11,7 @@ import pytest
 from run_folders import write_run
 
 from kbr.app.evaluate.report import rebuild_report
-from kbr.app.report.choices import choices_of, edge_counts
+from kbr.app.report.choices import edge_counts
 from kbr.app.report.comparison import Comparison, report_of
 from kbr.app.report.page import render
 from kbr.app.runs.finished import collect
@@ -38,7 +38,7 @@ def sweep(folder: Path, data: str = "rotation") -> Path:
 
 
 def choices_html(comparison: Comparison) -> str:
-    return render("choices.html", choices=choices_of(comparison))
+    return render("choices.html", comparison=comparison)
 
 
 def built(*folders: Path) -> str:

@@ -129,7 +129,7 @@ def test_one_ridge_for_each_batch_member(function, loops):
 @pytest.mark.parametrize(("rule", "function"), RULES)
 @pytest.mark.parametrize("kernel", [Gaussian(bandwidth=1.5), Laplace(bandwidth=3.0)])
 def test_active_points_alone_give_the_same_posterior(rule, function, kernel):
-    """Points with ratio zero have weight zero, whether they are in the solve or not."""
+    """Points with ratio zero have weight zero, whether or not they are part of the solve."""
     x, query = points(0, 20, 2), points(1, 1, 2)
     ratio = points(2, 20).clamp_min(0)
     features = PivotedCholesky(kernel=kernel).fit(x)

@@ -120,7 +120,7 @@ def test_ids_by_the_clock_are_told_from_those_of_launchers(monkeypatch):
 
 
 def written(folder: Path, *overrides: str) -> None:
-    """As Hydra leaves a run that was begun."""
+    """A folder as Hydra leaves it when a run has begun."""
     config = composed(*overrides)
     del config._content["hydra"]
     (folder / ".hydra").mkdir(parents=True)
@@ -270,7 +270,7 @@ def test_a_search_gets_the_validation_error_or_is_refused(by_clock, tmp_path):
 
 
 def begun(folder: Path, *overrides: str) -> None:
-    """As a training leaves its folder that was killed after its first checkpoint."""
+    """A folder of a training that was killed after its first checkpoint."""
     written(folder, *overrides)
     choices = OmegaConf.to_container(composed(*overrides).hydra.runtime.choices)
     hydra = {"hydra": {"runtime": {"choices": choices}}}
@@ -329,7 +329,7 @@ def test_a_resume_that_is_refused_changes_nothing(by_clock, tmp_path):
 
 
 def test_ctrl_c_and_the_printed_command_goes_on(tmp_path):
-    """A name that needs quotes, two trials, and settings that stand in the folder alone."""
+    """A name that needs quotes, two trials, and settings that only the folder has."""
     folder = tmp_path / "a b,c=d"
     stopped = start(*SMALL, "model.filter.epochs=40", setting("hydra.run.dir", folder))
     wait_for(lambda: list(folder.glob("seed_1/checkpoints/last.ckpt")), stopped)

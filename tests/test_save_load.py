@@ -232,7 +232,7 @@ def test_a_changed_number_is_noticed(tmp_path):
 @given(st.integers(0, 2**32 - 1))
 @example(4615331)
 def test_flipped_bytes_load_or_are_refused(tmp_path, seed):
-    """Any damage is our own error, or no damage at all."""
+    """Damage raises KbrError, or does no harm at all."""
     path = tmp_path / "good.ckpt"
     if not path.exists():
         fitted().save(path)

@@ -18,7 +18,7 @@ def test_numbers_of_any_size_are_scaled(size):
 
 
 def test_undoing_gives_moments_of_the_recorded_values():
-    """Samples scaled, their moments undone, against moments of the samples themselves."""
+    """Moments of scaled samples, scaled back, equal the moments of the samples themselves."""
     rng = np.random.default_rng(0)
     values = rng.normal(size=(500, 3)) @ rng.normal(size=(3, 3)) * [1, 50, 1e-3] + [0, 7, 1]
     scaling = Scaling.fit(torch.from_numpy(values[:200]))

@@ -37,7 +37,7 @@ def places(*values):
 
 
 def test_every_data_set_finds_its_own_place_inside():
-    """Far from where the search begins, together as alone, and in few rows."""
+    """Optima far from the start are found in few rows, in a batch as alone."""
     scale, lam = places(0.0625, 0.7, 1.0, 2.8, 16.0, 0.125), places(1e-2, 1e-6, 1, 1e-3, 1e-8, 10.0)
     together = search(bowl(scale, lam), Space(**USUAL, **WIDE), torch.zeros_like(scale))
     torch.testing.assert_close(together.scale, scale)

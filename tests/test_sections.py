@@ -41,7 +41,7 @@ def test_a_key_that_is_varied_is_the_x_axis_or_part_of_the_name(tmp_path):
 
 
 def test_other_test_sequences_are_not_paired(tmp_path):
-    """A second key of the data makes sections, as its test sequences are others."""
+    """A second varied key of the data makes sections, as it changes the test sequences."""
     for n in (100, 300):
         for sigma in (0.1, 0.9, 1.0):
             for model in ("iw", "ekf"):

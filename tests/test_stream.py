@@ -331,7 +331,7 @@ def test_state_carries_the_belief_over(saved, tmp_path, kind):
 
 
 def test_the_state_of_another_filter_is_refused(saved, tmp_path):
-    """Of the same shapes even: one number of the training data differs."""
+    """Even one with the same shapes, where one number of the training data differs."""
     state, source = str(tmp_path / "belief.ckpt"), tmp_path / "in.jsonl"
     source.write_text("[0.1, 0.2]\n")
     paths = {"input": str(source), "output": str(tmp_path / "out"), "state": state}

@@ -130,7 +130,7 @@ def test_cells_that_would_share_a_folder_are_refused(tmp_path):
 
 
 def test_finished_trials_of_a_killed_cell_are_not_trained_again(tmp_path):
-    """As if killed between the end of the second training and the cell's own files."""
+    """As if killed after the second training ended, before the cell wrote its own files."""
     arguments = ["data=dsprites", "data.n_train=40", "data.n_test=10", "model=iw_nn,lstm"]
     short = ["trials=2", "model.filter.epochs=3", "logger=csv"]
     start(tmp_path, *arguments, *short).communicate(timeout=300)

@@ -156,7 +156,7 @@ def test_resuming_with_other_settings_seed_or_data_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("name", "lr"), [("lstm", 1e20), ("learned", 1e20), ("learned", 1e6)])
 def test_diverged_training_says_so(tmp_path, name, lr):
-    """Also where features are still finite, but too large for the ridge of the loss."""
+    """Also if features are finite, but too large for the ridge of the loss."""
     model = partial(MODELS[name], lr=lr, encoder=partial(MLP, hidden=(), n_features=6))
     with pytest.raises(Diverged, match=r"diverged. Lower lr, now 1e"):
         fitted(model, tmp_path)
@@ -310,7 +310,7 @@ def test_targets_can_be_the_kernel_itself(tmp_path):
 
 
 def test_later_weights_are_kept_unless_clearly_worse():
-    """Errors of looks 1, 2, ... and the look whose weights are kept in the end."""
+    """Validation errors in order, and the one whose weights are kept in the end."""
     for errors, slack, kept, stopped in (
         ((1.0, 0.9, 1.1), 0.25, 3, False),
         ((1.0, 0.9, 1.2), 0.25, 2, False),

@@ -42,7 +42,7 @@ def test_whatever_our_own_configs_name_is_built_from_a_folder(group):
 
 
 def hostile(mark: Path) -> dict[str, object]:
-    """Ways to have something called; each would leave `mark`."""
+    """Configs that try to have something called; each would leave the file `mark`."""
     path = {"_target_": "pathlib.Path", "_args_": [str(mark)]}
     touch = {"_target_": "pathlib.Path.touch", "_args_": [path]}
     filtering = {"_target_": "kbr.app.tasks.task.Filtering"}

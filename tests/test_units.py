@@ -64,7 +64,7 @@ def test_units_and_offsets_of_the_data_are_those_of_the_answer(model):
 
 
 def test_standardising_is_the_default_and_can_be_turned_off():
-    """Columns of units far apart: only a standardising filter sees both of them."""
+    """Two columns with units far apart: only a filter that standardises uses both."""
     x, z, x_test, z_test = rows()
     wide = np.array([1.0, 1e4])
     errors = {}

@@ -15,8 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from kbr.app.config.resolvers import CONFIGS
-from kbr.app.terminal import interruptible, piped, stop, version_line
-from kbr.core.errors import KbrError
+from kbr.app.terminal import interruptible, one_line_errors, piped, stop, version_line
 
 ONE_LINE = "KBR_ONE_LINE"  # set where HYDRA_FULL_ERROR is kbr's own doing, for workers too
 
@@ -99,10 +98,8 @@ def _evaluate(config: DictConfig) -> Any:
     from kbr.app.config.check import check_config
     from kbr.app.evaluate.run import evaluate_job
 
-    try:
+    with one_line_errors():
         check_config(config, HydraConfig.get(), script="evaluate")
-    except KbrError as error:
-        stop(str(error))
     return evaluate_job(config)
 
 
@@ -138,7 +135,7 @@ def _in_one_line(command: Callable[[], None]) -> None:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         from kbr.app.config.errors import composition_error
 
-        found = None if asked else composition_error(error, sys.argv[1:])
-        if found is None:
+        line = None if asked else composition_error(error, sys.argv[1:])
+        if line is None:
             raise
-        stop(str(found))
+        stop(str(line))

@@ -15,7 +15,7 @@ import numpy as np
 
 from kbr.app.config.resolvers import CONFIGS
 from kbr.app.config.unknown import did_you_mean
-from kbr.app.terminal import piped, stop, version_line
+from kbr.app.terminal import one_line_errors, piped, version_line
 from kbr.app.text.commands import quoted
 from kbr.core.errors import KbrError
 
@@ -26,17 +26,15 @@ FRAMES = 500  # whose pixels the table is about
 
 def main(arguments: list[str] | None = None) -> None:
     """The console command."""
-    given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["--version"]:
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["--version"]:
         print(version_line())
         return
-    if not given or given[0] in ("-h", "--help"):
+    if not words or words[0] in ("-h", "--help"):
         piped(lambda: print(__doc__.strip()))
         return
-    try:
-        piped(lambda: inspect(given[0], given[1:]))
-    except KbrError as error:
-        stop(str(error))
+    with one_line_errors():
+        piped(lambda: inspect(words[0], words[1:]))
 
 
 def inspect(path: str, settings: list[str]) -> None:
@@ -87,12 +85,11 @@ def _command(path: str, settings: list[str]) -> str:
 def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
     """The problem that train.py would build from the same keys, and the folder for plots."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
     from kbr.app.building.trusted import construct
     from kbr.app.config.check import check_value, hints
-    from kbr.app.config.errors import composition_error
+    from kbr.app.config.errors import in_our_words
     from kbr.app.config.schema import OwnData
 
     config = OmegaConf.create({"data": OmegaConf.load(Path(CONFIGS) / "data" / "recording.yaml")})
@@ -104,10 +101,8 @@ def _problem(path: str, settings: list[str]) -> tuple[Any, Path]:
         if key == "output" and mark:
             output = Path(value)
         elif key in known and mark:
-            try:
+            with in_our_words([setting]):
                 found = OverridesParser.create().parse_overrides([setting])[0].value()
-            except HydraException as error:
-                raise composition_error(error, [setting]) or error from None
             check_value(f"data.{key}", found, hints(OwnData)[key])
             config.data[key] = found
         else:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import NoReturn
 
 import kbr
+from kbr.core.errors import KbrError
 
 CTRL_C = 130  # exit code: 128 + SIGINT
 PIPE_CLOSED = 141  # exit code of a command whose reader has gone: 128 + SIGPIPE
@@ -33,6 +34,15 @@ def stop(message: str) -> NoReturn:
     """End with one clear message and exit code 2."""
     sys.stderr.write(f"kbr: {message}\n")
     raise SystemExit(2)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """An error of kbr ends the command with its line."""
+    try:
+        yield
+    except KbrError as error:
+        stop(str(error))
 
 
 @contextmanager

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.features import Features
-from kbr.core.inputs import ArrayLike, as_tensor, check_finite, owned
-from kbr.core.kernels import Gaussian, Kernel
-
-Points = Float[Tensor, "*b n d"]
+from kbr.core.inputs import ArrayLike, as_tensor, check_finite, check_sizes, owned
+from kbr.core.kernels import Gaussian, Kernel, Points
+from kbr.core.linalg import or_one
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +23,7 @@ class Embedding:
     proper distribution on the same points.
     """
 
-    points: Float[Tensor, "*b n d"]
+    points: Points
     weights: Float[Tensor, "*c n"]
 
     def __post_init__(self) -> None:
@@ -47,9 +46,9 @@ class Embedding:
         if weights is None:
             n = max(points.shape[-2], 1)
             return cls(points, points.new_full(points.shape[:-1], 1 / n))
-        given = owned(as_tensor(weights, name="weights").to(points), weights)
-        check_finite(given, name="weights")
-        return cls(points, given)
+        values = owned(as_tensor(weights, name="weights").to(points), weights)
+        check_finite(values, name="weights")
+        return cls(points, values)
 
     @property
     def mean(self) -> Float[Tensor, "*e d"]:
@@ -62,11 +61,10 @@ class Embedding:
 
         Math: sum_i w_i (z_i - mu)(z_i - mu)' / sum_i w_i,  mu = sum_i w_i z_i / sum_i w_i.
         """
-        total = safe_total(self.weights)
+        total = or_one(self.weights.sum(-1))
         centred = self.points - self.points.mean(-2, keepdim=True)  # offsets cost no digits
-        unit = centred.abs().amax((-2, -1), keepdim=True)  # squares of the huge or tiny: in range
-        unit = torch.where(unit > 0, unit, torch.ones_like(unit))
-        centred = centred / unit
+        unit = or_one(centred.abs().amax((-2, -1), keepdim=True))
+        centred = centred / unit  # squares of the huge or tiny: in range
         mean = self._average(centred) / total.unsqueeze(-1)
         outer = centred.unsqueeze(-1) * centred.unsqueeze(-2)
         second = self._average(outer.flatten(-2)).reshape(*mean.shape, mean.shape[-1])
@@ -76,8 +74,7 @@ class Embedding:
     @property
     def effective_sample_size(self) -> Float[Tensor, "*c"]:
         """Math: (sum_i w_i)^2 / sum_i w_i^2, between 0 and n."""
-        size = self.weights.abs().amax(-1, keepdim=True)
-        share = self.weights / torch.where(size > 0, size, torch.ones_like(size))
+        share = self.weights / or_one(self.weights.abs().amax(-1, keepdim=True))
         squares = share.square().sum(-1)
         ratio = share.sum(-1).square() / squares.clamp_min(torch.finfo(squares.dtype).tiny)
         return torch.where(squares > 0, ratio, torch.zeros_like(ratio))
@@ -118,8 +115,8 @@ class Embedding:
         """The same points with weights max(w, 0) scaled to sum to one (uniform where all are 0)."""
         clipped = self.weights.clamp_min(0)
         total = clipped.sum(-1, keepdim=True)
-        uniform = torch.full_like(clipped, 1 / clipped.shape[-1])
-        return Embedding(self.points, torch.where(total > 0, clipped / total, uniform))
+        proper = torch.where(total > 0, clipped / total, 1 / clipped.shape[-1])
+        return Embedding(self.points, proper)
 
     def sample(self, n: int, kernel: Kernel | None = None) -> Float[Tensor, "*e m d"]:
         """n samples by kernel herding: greedily chosen points whose uniform embedding tracks this.
@@ -127,8 +124,7 @@ class Embedding:
         Math: z_t = argmax_i m(z_i) - (1/t) sum_{s<t} k(z_i, z_s), over this embedding's points.
         Ref:  Chen, Welling and Smola 2010. Deterministic: no random numbers are drawn.
         """
-        if n < 1:
-            raise KbrError(f"the number of samples must be at least 1; got {n}.")
+        check_sizes(n=n)
         proper = self.nonnegative()
         gram = self._kernel(kernel)(self.points, self.points)
         witness = (gram @ proper.weights.unsqueeze(-1)).squeeze(-1)
@@ -163,12 +159,6 @@ class Embedding:
 
     def _kernel(self, kernel: Kernel | None) -> Kernel:
         return (Gaussian() if kernel is None else kernel).fit(self.points)
-
-
-def safe_total(weights: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
-    """Sum of the weights, or 1 where it is not positive, so that dividing by it is safe."""
-    total = weights.sum(-1)
-    return torch.where(total > 0, total, torch.ones_like(total))
 
 
 def positive_part(cov: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:

@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.kernels import Gaussian, Kernel, Linear
+from kbr.core.inputs import check_shares, check_sizes
+from kbr.core.kernels import Gaussian, Kernel, Linear, Points
 from kbr.core.linalg import pivoted_cholesky
 
 # Up to GRAM_POINTS points the Gram matrix is formed once, above that its columns one at a time.
@@ -40,7 +41,7 @@ class Features:
 class FeatureMap(Protocol):
     """Anything with `fit(points) -> Features`."""
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> Features: ...
+    def fit(self, points: Points) -> Features: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +61,11 @@ class PivotedCholesky:
     among: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tolerance < 1:
-            raise KbrError(f"tolerance must lie in [0, 1); got {self.tolerance}. Set tolerance.")
-        if self.max_rank is not None and self.max_rank < 1:
-            raise KbrError(f"max_rank must be at least 1; got {self.max_rank}. Set max_rank.")
+        check_shares(tolerance=self.tolerance)
+        if self.max_rank is not None:
+            check_sizes(max_rank=self.max_rank)
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
+    def fit(self, points: Points) -> Features:
         points = points.to(torch.float64)
         kernel = self.kernel.fit(points)
         n, dim = points.shape[-2:]
@@ -116,21 +116,16 @@ class Nystroem:
     tolerance: float = 1e-12
 
     def __post_init__(self) -> None:
-        if self.n_landmarks < 1:
-            raise KbrError(f"n_landmarks must be at least 1; got {self.n_landmarks}.")
+        check_sizes(n_landmarks=self.n_landmarks)
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
+    def fit(self, points: Points) -> Features:
         points = points.to(torch.float64)
         kernel = self.kernel.fit(points)
         generator = torch.Generator().manual_seed(self.seed)
         keep = torch.randperm(points.shape[-2], generator=generator)[: self.n_landmarks]
         landmarks = points.index_select(-2, keep.to(points.device))
-        values: Tensor
-        vectors: Tensor
         values, vectors = torch.linalg.eigh(kernel(landmarks, landmarks))
-        floor = self.tolerance * values.amax(-1, keepdim=True)
-        scale = torch.where(values > floor, values.clamp_min(floor).rsqrt(), 0.0)
-        whiten = vectors * scale.unsqueeze(-2)
+        whiten = _over_roots(vectors, values, self.tolerance)
 
         def features(query: Tensor) -> Tensor:
             return kernel(query.to(points), landmarks) @ whiten
@@ -149,13 +144,11 @@ class KernelPCA:
     kernel: Kernel = field(default_factory=Gaussian)
     n_features: int = 64
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
+    def fit(self, points: Points) -> Features:
         kernel = self.kernel.fit(points)
         values, vectors = torch.linalg.eigh(kernel(points, points))
         values, vectors = values[..., -self.n_features :], vectors[..., -self.n_features :]
-        floor = 1e-12 * values.amax(-1, keepdim=True)
-        scale = torch.where(values > floor, values.clamp_min(floor).rsqrt(), 0.0)
-        axes = vectors * scale.unsqueeze(-2)
+        axes = _over_roots(vectors, values, 1e-12)
         return Features(
             vectors * values.clamp_min(0).sqrt().unsqueeze(-2),
             lambda query: kernel(query.to(points), points) @ axes,
@@ -183,7 +176,7 @@ class RandomFourier:
         if isinstance(self.kernel, Linear):
             raise KbrError("RandomFourier needs a stationary kernel; got Linear. Use Identity().")
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
+    def fit(self, points: Points) -> Features:
         kernel = self.kernel.fit(points)
         frequencies = self.frequencies(points.shape[-1]).to(points) / kernel.widths(points).mT
 
@@ -209,7 +202,7 @@ class RandomFourier:
 
 
 def fourier_features(
-    points: Float[Tensor, "*b n d"], frequencies: Float[Tensor, "*b d m"]
+    points: Points, frequencies: Float[Tensor, "*b d m"]
 ) -> Float[Tensor, "*b n p"]:
     """Math: sqrt(1/m) [cos(x'W), sin(x'W)]; inner products average cos(W'(a - b))."""
     angle = points @ frequencies
@@ -220,8 +213,15 @@ def fourier_features(
 class Identity:
     """The points are the features: learned features, or the linear kernel."""
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
+    def fit(self, points: Points) -> Features:
         return Features(points, lambda query: query.to(points), Linear())
+
+
+def _over_roots(vectors: Tensor, values: Tensor, tolerance: float) -> Tensor:
+    """Math: U diag(l)^-1/2, zero where l is at most `tolerance` of the largest."""
+    floor = tolerance * values.amax(-1, keepdim=True)
+    scale = torch.where(values > floor, values.clamp_min(floor).rsqrt(), 0.0)
+    return vectors * scale.unsqueeze(-2)
 
 
 def as_feature_map(kernel: Kernel | FeatureMap) -> FeatureMap:
@@ -231,7 +231,7 @@ def as_feature_map(kernel: Kernel | FeatureMap) -> FeatureMap:
     return PivotedCholesky(kernel=kernel) if isinstance(kernel, Kernel) else kernel
 
 
-def take_rows(points: Float[Tensor, "*b n d"], index: Tensor) -> Tensor:
+def take_rows(points: Points, index: Tensor) -> Tensor:
     """points[index] along the rows, for an index [*b r]."""
     return points.gather(-2, index.unsqueeze(-1).expand(*index.shape, points.shape[-1]))
 

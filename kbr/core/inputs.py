@@ -87,9 +87,8 @@ def check_finite(tensor: Tensor, *, name: str) -> None:
 
 def check_positive(value: object, *, name: str) -> None:
     """Ridges, bandwidths and noise levels are finite and greater than zero."""
-    if torch.compiler.is_compiling():  # a traced value has no sign yet
-        return
-    if isinstance(value, Tensor) and value.device.type == "meta":
+    on_meta = isinstance(value, Tensor) and value.device.type == "meta"
+    if on_meta or torch.compiler.is_compiling():  # a traced value has no sign yet
         return
     try:
         if not isinstance(value, Tensor) or value.numel() == 1:
@@ -102,11 +101,34 @@ def check_positive(value: object, *, name: str) -> None:
     except (TypeError, ValueError) as error:
         raise KbrError(f"{name} must be a number greater than zero; got {value!r}.") from error
     if not good:
-        shown = value.flatten()[:3].tolist() if isinstance(value, Tensor) else value
+        first = value.flatten()[:3].tolist() if isinstance(value, Tensor) else value
         raise KbrError(
             f"{name} must be a finite number greater than zero (in float64 at least "
-            f"{SMALLEST:.1e}); got {shown}. Set {name} to such a number."
+            f"{SMALLEST:.1e}); got {first}. Set {name} to such a number."
         )
+
+
+def check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise KbrError(f"{name} must be at least 1; got {size}. Set {name}.")
+
+
+def check_shares(**shares: float) -> None:
+    for name, share in shares.items():
+        if not 0 <= share < 1:
+            raise KbrError(f"{name} must lie in [0, 1); got {share}. Set {name}.")
+
+
+def check_noise(**levels: float) -> None:
+    for name, level in levels.items():
+        if not (math.isfinite(level) and level >= 0):
+            raise KbrError(f"{name} must be finite and at least zero; got {level}. Set {name}.")
+
+
+def check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise KbrError(f"level must lie strictly between 0 and 1; got {level}. Try level=0.9.")
 
 
 def as_pairs(

@@ -14,15 +14,18 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.inputs import check_positive
+from kbr.core.linalg import or_one
+
+Points = Float[Tensor, "*b n d"]
+Others = Float[Tensor, "*b m d"]
+Gram = Float[Tensor, "*b n m"]
 
 NUMBERS = 2**24  # in the points of a batch, above which its data sets are taken one by one
 MEDIAN_POINTS = 2000  # above this, the median is taken over an evenly spaced subset
 FEW_COORDINATES = 32  # up to here, one point's distances are quickest from the differences
 
 
-def squared_distances(
-    a: Float[Tensor, "*b n d"], b: Float[Tensor, "*b m d"]
-) -> Float[Tensor, "*b n m"]:
+def squared_distances(a: Points, b: Others) -> Gram:
     """|a_i - b_j|^2 by one matrix product, centred first so that offsets cost no digits.
 
     What is left within rounding of zero is zero: equal points are at distance 0, also where a
@@ -42,13 +45,13 @@ def squared_distances(
     return torch.where(distances > rounding * squares, distances, torch.zeros_like(distances))
 
 
-def _in_range(points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
+def _in_range(points: Points) -> Points:
     """Coordinates whose squares add up without overflow; a point that far is far still."""
     limit = 0.25 * math.sqrt(torch.finfo(points.dtype).max / max(points.shape[-1], 1))
     return points.clamp(-limit, limit)
 
 
-def median_distance(points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b"]:
+def median_distance(points: Points) -> Float[Tensor, "*b"]:
     """Median pairwise distance; where most points coincide, the mean of the positive distances.
 
     Points that all coincide have no scale: the answer is 1, so that kernels stay defined.
@@ -61,15 +64,14 @@ def median_distance(points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b"]:
     if n < 2:
         return points.new_ones(points.shape[:-2])
     points = points - points.mean(-2, keepdim=True)
-    size = points.abs().amax((-2, -1), keepdim=True)  # squares of what is huge or tiny: in range
-    size = torch.where(size > 0, size, torch.ones_like(size))
+    # Squares of what is huge or tiny: in range.
+    size = or_one(points.abs().amax((-2, -1), keepdim=True))
     i, j = torch.triu_indices(n, n, offset=1, device=points.device)
     points = points / size
     distances = squared_distances(points, points)[..., i, j].sqrt()
     median = distances.median(-1).values
     mean = distances.sum(-1) / (distances > 0).sum(-1).clamp_min(1)
-    scale = torch.where(median > 0, median, mean) * size[..., 0, 0]
-    return torch.where(scale > 0, scale, torch.ones_like(scale))
+    return or_one(torch.where(median > 0, median, mean) * size[..., 0, 0])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,15 +86,13 @@ class Kernel:
         if self.bandwidth is not None:
             check_positive(self.bandwidth, name="bandwidth")
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> "Kernel":
+    def fit(self, points: Points) -> "Kernel":
         """The same kernel with its bandwidth set, by the median rule if it is not a number yet."""
         if self.bandwidth is not None:
             return self
         return replace(self, bandwidth=self.scale * median_distance(points))
 
-    def __call__(
-        self, a: Float[Tensor, "*b n d"], b: Float[Tensor, "*b m d"]
-    ) -> Float[Tensor, "*b n m"]:
+    def __call__(self, a: Points, b: Others) -> Gram:
         if self.bandwidth is None:
             raise KbrError(
                 f"{type(self).__name__} has no bandwidth yet: pass bandwidth=..., or call "
@@ -102,12 +102,12 @@ class Kernel:
         scaled = b / width
         return self.profile(squared_distances(scaled if a is b else a / width, scaled))
 
-    def widths(self, points: Float[Tensor, "*b n d"]) -> Tensor:
+    def widths(self, points: Points) -> Tensor:
         """What points are divided by: one bandwidth, [*b 1 1]; a subclass may have [*b 1 d]."""
         width = torch.as_tensor(self.bandwidth, dtype=points.dtype, device=points.device)
         return width[..., None, None]
 
-    def anchored(self, b: Float[Tensor, "*b m d"]) -> Callable[[Tensor], Tensor]:
+    def anchored(self, b: Others) -> Callable[[Tensor], Tensor]:
         """The function a -> k(a, b), with what depends on b alone computed once."""
         if type(self).__call__ is not Kernel.__call__ or self.bandwidth is None:
             return lambda a: self(a, b)
@@ -132,7 +132,7 @@ class Kernel:
 
         return cross
 
-    def diagonal(self, points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
+    def diagonal(self, points: Points) -> Float[Tensor, "*b n"]:
         """k(a, a) of every point."""
         return points.new_ones(points.shape[:-1])
 
@@ -208,13 +208,11 @@ class Matern52(_Matern):
 class Linear(Kernel):
     """Math: k(a, b) = a'b. It has no bandwidth; learned features use it."""
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> "Kernel":
+    def fit(self, points: Points) -> "Kernel":
         return self
 
-    def __call__(
-        self, a: Float[Tensor, "*b n d"], b: Float[Tensor, "*b m d"]
-    ) -> Float[Tensor, "*b n m"]:
+    def __call__(self, a: Points, b: Others) -> Gram:
         return a @ b.mT
 
-    def diagonal(self, points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
+    def diagonal(self, points: Points) -> Float[Tensor, "*b n"]:
         return points.square().sum(-1)

@@ -25,7 +25,7 @@ from torch import Tensor
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.features import as_feature_map
-from kbr.core.inputs import ArrayLike, as_tensor, check_finite
+from kbr.core.inputs import ArrayLike, as_tensor, check_finite, check_level, check_sizes
 from kbr.core.kernels import Gaussian, Kernel
 from kbr.core.proposals import Sampler, centre_and_spread, prior_draws, propose
 from kbr.core.ratios import KuLSIF
@@ -35,6 +35,9 @@ from kbr.core.rules import normalize_ratio
 Simulator = Callable[[Tensor], ArrayLike]
 Summary = Callable[[Tensor], Tensor]
 
+ONE_X = "x must have one simulation for each of the {n} rows of z"
+ONE_SUMMARY = "summary must give one row of statistics for each of the {n} simulations"
+ONE_SIMULATED = "the simulator must give one x for each of the {n} rows of z"
 MINIMUM = 10  # simulations, below which nothing can be left out
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0)  # wide bandwidths with small ridges are polynomials
 MEAN_LAMS = tuple(10.0**k for k in range(-9, 1))
@@ -73,8 +76,7 @@ class SimulationPosterior:
 
     def interval(self, level: float = 0.9) -> Float[Tensor, "dz 2"]:
         """Central credible interval of every coordinate: quantiles of the weighted samples."""
-        if not 0 < level < 1:
-            raise KbrError(f"level must lie strictly between 0 and 1; got {level}. Try level=0.9.")
+        check_level(level)
         points, order = self.embedding.points.sort(0)
         below = self.embedding.weights[order].cumsum(0)
         ends = below.new_tensor([(1 - level) / 2, (1 + level) / 2]).expand(points.shape[1], 2)
@@ -83,8 +85,7 @@ class SimulationPosterior:
 
     def sample(self, n: int, *, seed: int = 0) -> Float[Tensor, "m dz"]:
         """n equally weighted draws."""
-        if n < 1:
-            raise KbrError(f"the number of samples must be at least 1; got {n}.")
+        check_sizes(n=n)
         generator = torch.Generator().manual_seed(seed)
         rows = torch.multinomial(
             self.embedding.weights.cpu(), n, replacement=True, generator=generator
@@ -113,11 +114,24 @@ def posterior_from_simulations(
           the regressions of z and of the residuals' log squares on s(x), w the weights at s(x) of
           the regression of e e'.
     """
-    latents, given, seen = _checked(z, x, observed)
+    latents = as_tensor(z, name="z").to(torch.float64)
+    latents = latents.unsqueeze(-1) if latents.ndim == 1 else latents
+    if latents.ndim != 2 or latents.shape[1] == 0:
+        raise KbrError(f"z must have shape [n, dz] (or [n]); got {list(latents.shape)}.")
+    data = _rows(x, len(latents), name="x", must=ONE_X)
+    seen = as_tensor(observed, name="observed").to(torch.float64)
+    if seen.shape != data.shape[1:]:
+        raise KbrError(
+            f"observed must have the shape of one simulation, {list(data.shape[1:])}; got "
+            f"{list(seen.shape)}."
+        )
     if summary is not None:
-        given, seen = _summarised(summary, given), _summarised(summary, seen.unsqueeze(0))[0]
-    given, seen = given.flatten(1), seen.flatten()
-    good = given.isfinite().all(-1) & latents.isfinite().all(-1)
+        data, seen = (
+            _rows(summary(rows), len(rows), name="the summary", must=ONE_SUMMARY)
+            for rows in (data, seen.unsqueeze(0))
+        )
+    data, seen = data.flatten(1), seen.flatten()
+    good = data.isfinite().all(-1) & latents.isfinite().all(-1)
     check_finite(seen, name="observed")
     if int(good.sum()) < MINIMUM:
         raise KbrError(
@@ -125,9 +139,9 @@ def posterior_from_simulations(
             f"{len(good)}. Raise n, or look at what the simulator returns."
         )
     r = _ratio(latents, ratio, prior)[good]
-    latents, given = latents[good], given[good]
-    embedding = _posterior(latents, given, seen, r, Gaussian() if kernel is None else kernel)
-    return SimulationPosterior(embedding, latents, given, r)
+    latents, data = latents[good], data[good]
+    embedding = _posterior(latents, data, seen, r, Gaussian() if kernel is None else kernel)
+    return SimulationPosterior(embedding, latents, data, r)
 
 
 def posterior_from_simulator(
@@ -155,11 +169,15 @@ def posterior_from_simulator(
         raise KbrError(f"n must be at least {MINIMUM} and rounds 1; got n={n}, rounds={rounds}.")
     generator = torch.Generator().manual_seed(seed)
     first = n if rounds == 1 else max(int(FIRST * n), MINIMUM)
-    sizes = [(n - first) // (rounds - 1)] * (rounds - 1) if rounds > 1 else []
-    sizes[-1:] = [n - first - sum(sizes[:-1])] if sizes else []
+    each = (n - first) // max(rounds - 1, 1)
+    sizes = [each] * (rounds - 2) + [n - first - each * (rounds - 2)] if rounds > 1 else []
     pools = prior_draws(prior, generator, first, sizes)
+
+    def simulated(z: Tensor) -> Tensor:
+        return _rows(simulator(z), len(z), name="the simulator's x", must=ONE_SIMULATED)
+
     z = next(pools)
-    x = _simulated(simulator, z)
+    x = simulated(z)
     tilts: list[tuple[int, Callable[[Tensor], Tensor]]] = []
 
     def posterior() -> SimulationPosterior:
@@ -173,7 +191,7 @@ def posterior_from_simulator(
     for size, pool in zip(sizes, pools, strict=True):
         fresh, tilt = propose(posterior().embedding, pool, size, generator)
         tilts.append((size, tilt))
-        z, x = torch.cat([z, fresh]), torch.cat([x, _simulated(simulator, fresh)])
+        z, x = torch.cat([z, fresh]), torch.cat([x, simulated(fresh)])
     return posterior()
 
 
@@ -221,14 +239,14 @@ def _ratio(z: Tensor, ratio: ArrayLike | None, prior: Embedding | None) -> Tenso
     if ratio is not None and prior is not None:
         raise KbrError("pass either ratio or prior, not both: the prior is there to estimate it.")
     if ratio is not None:
-        given = as_tensor(ratio, name="ratio").to(z)
-        if given.shape != z.shape[:1]:
+        values = as_tensor(ratio, name="ratio").to(z)
+        if values.shape != z.shape[:1]:
             raise KbrError(
                 f"ratio must hold one value for each of the {len(z)} simulations; got shape "
-                f"{tuple(given.shape)}."
+                f"{tuple(values.shape)}."
             )
-        check_finite(given, name="ratio")
-        return normalize_ratio(given)
+        check_finite(values, name="ratio")
+        return normalize_ratio(values)
     if prior is None:
         return z.new_ones(len(z))
     check_finite(z, name="z")
@@ -243,43 +261,9 @@ def _ratio(z: Tensor, ratio: ArrayLike | None, prior: Embedding | None) -> Tenso
     return normalize_ratio(KuLSIF()(as_feature_map(Gaussian()).fit(rows), rows, there))
 
 
-def _checked(z: ArrayLike, x: ArrayLike, observed: ArrayLike) -> tuple[Tensor, Tensor, Tensor]:
-    """Simulations z [n dz], x [n ...] and what was observed [...], in float64."""
-    latents, given, seen = (
-        as_tensor(value, name=name).to(torch.float64)
-        for value, name in ((z, "z"), (x, "x"), (observed, "observed"))
-    )
-    latents = latents.unsqueeze(-1) if latents.ndim == 1 else latents
-    if latents.ndim != 2 or latents.shape[1] == 0:
-        raise KbrError(f"z must have shape [n, dz] (or [n]); got {list(latents.shape)}.")
-    if given.ndim < 1 or len(given) != len(latents) or given[:1].numel() == 0:
-        raise KbrError(
-            f"x must have one simulation for each of the {len(latents)} rows of z; got shape "
-            f"{list(given.shape)}."
-        )
-    if seen.shape != given.shape[1:]:
-        raise KbrError(
-            f"observed must have the shape of one simulation, {list(given.shape[1:])}; got "
-            f"{list(seen.shape)}."
-        )
-    return latents, given, seen
-
-
-def _summarised(summary: Summary, x: Tensor) -> Tensor:
-    made = as_tensor(summary(x), name="the summary").to(torch.float64)
-    if made.ndim < 1 or len(made) != len(x) or made[:1].numel() == 0:
-        raise KbrError(
-            f"summary must give one row of statistics for each of the {len(x)} simulations; got "
-            f"shape {list(made.shape)}."
-        )
-    return made
-
-
-def _simulated(simulator: Simulator, z: Tensor) -> Tensor:
-    x = as_tensor(simulator(z), name="the simulator's x").to(torch.float64)
-    if x.ndim < 1 or len(x) != len(z):
-        raise KbrError(
-            f"the simulator must give one x for each of the {len(z)} rows of z; got shape "
-            f"{list(x.shape)}."
-        )
-    return x
+def _rows(values: ArrayLike, n: int, *, name: str, must: str) -> Tensor:
+    """A row for each of n simulations, in float64; `must` says so where there is not."""
+    rows = as_tensor(values, name=name).to(torch.float64)
+    if rows.ndim < 1 or len(rows) != n or rows[:1].numel() == 0:
+        raise KbrError(f"{must.format(n=n)}; got shape {list(rows.shape)}.")
+    return rows

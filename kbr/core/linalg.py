@@ -13,8 +13,16 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.inputs import check_positive
 
+Square = Float[Tensor, "*b p p"]
+Columns = Float[Tensor, "*b p q"]
 
-def add_ridge(a: Float[Tensor, "*b p p"], ridge: float | Tensor) -> Tensor:
+
+def or_one(value: Tensor) -> Tensor:
+    """The value where it is positive, else 1: safe to divide by."""
+    return torch.where(value > 0, value, torch.ones_like(value))
+
+
+def add_ridge(a: Square, ridge: float | Tensor) -> Tensor:
     """a + ridge I in float64; the ridge broadcasts over the batch dimensions."""
     ridge_ = torch.as_tensor(ridge, dtype=torch.float64, device=a.device)
     wide = a.to(torch.float64)
@@ -24,56 +32,36 @@ def add_ridge(a: Float[Tensor, "*b p p"], ridge: float | Tensor) -> Tensor:
     return out
 
 
-def ridge_cholesky(
-    a: Float[Tensor, "*b p p"], *, ridge: float | Tensor, name: str = "ridge"
-) -> Tensor:
+def ridge_cholesky(a: Square, *, ridge: float | Tensor, name: str = "ridge") -> Tensor:
     """Lower Cholesky factor of a + ridge I; a failure names the ridge and the size."""
     check_positive(ridge, name=name)
     factor: Tensor
     factor, info = torch.linalg.cholesky_ex(add_ridge(a, ridge))
     traced = info.device.type == "meta" or torch.compiler.is_compiling()
     if not traced and bool(info.any()):
-        size = f"{a.shape[-1]} x {a.shape[-1]}"
+        p = a.shape[-1]
+        least = float(ridge.detach().min() if isinstance(ridge, Tensor) else ridge)
         if not bool(a.isfinite().all()):
             raise KbrError(
-                f"the {size} system with {name} = {_smallest(ridge):.3g} holds NaN or infinite "
+                f"the {p} x {p} system with {name} = {least:.3g} holds NaN or infinite "
                 "numbers: rescale the data, or lower lr where features are being trained."
             )
+        largest = float(a.detach().diagonal(dim1=-2, dim2=-1).abs().max())
+        enough = max(10 * least, p * torch.finfo(torch.float64).eps * largest)  # above rounding
         raise KbrError(
-            f"the {size} system is not positive definite in float64 with "
-            f"{name} = {_smallest(ridge):.3g}; raise {name} to {_next_ridge(a, ridge):.1g} or more."
+            f"the {p} x {p} system is not positive definite in float64 with "
+            f"{name} = {least:.3g}; raise {name} to {enough:.1g} or more."
         )
     return factor
 
 
-def _smallest(ridge: float | Tensor) -> float:
-    return float(ridge.detach().min()) if isinstance(ridge, Tensor) else float(ridge)
-
-
-def _next_ridge(a: Float[Tensor, "*b p p"], ridge: float | Tensor) -> float:
-    """What to try where a ridge is too small: ten times more, and more than rounding takes away."""
-    rounding = a.shape[-1] * torch.finfo(torch.float64).eps
-    largest = float(a.detach().diagonal(dim1=-2, dim2=-1).abs().max())
-    return max(10 * _smallest(ridge), rounding * largest)
-
-
-def ridge_solve(
-    a: Float[Tensor, "*b p p"],
-    b: Float[Tensor, "*b p q"],
-    *,
-    ridge: float | Tensor,
-    name: str = "ridge",
-) -> Tensor:
+def ridge_solve(a: Square, b: Columns, *, ridge: float | Tensor, name: str = "ridge") -> Tensor:
     """(a + ridge I)^-1 b for symmetric positive semi-definite a, in float64."""
     return torch.cholesky_solve(b.to(torch.float64), ridge_cholesky(a, ridge=ridge, name=name))
 
 
 def general_ridge_solve(
-    a: Float[Tensor, "*b p p"],
-    b: Float[Tensor, "*b p q"],
-    *,
-    ridge: float | Tensor,
-    name: str = "ridge",
+    a: Square, b: Columns, *, ridge: float | Tensor, name: str = "ridge"
 ) -> Tensor:
     """(a + ridge I)^-1 b for a square matrix that is not symmetric, in float64."""
     check_positive(ridge, name=name)
@@ -81,9 +69,7 @@ def general_ridge_solve(
     return solved
 
 
-def squared_ridge_solve(
-    c: Float[Tensor, "*b p p"], b: Float[Tensor, "*b p q"], *, ridge: float | Tensor
-) -> Tensor:
+def squared_ridge_solve(c: Square, b: Columns, *, ridge: float | Tensor) -> Tensor:
     """(c^2 + ridge I)^-1 c b for symmetric, possibly indefinite c, in float64."""
     c = c.to(torch.float64)
     return ridge_solve(c @ c, c @ b.to(torch.float64), ridge=ridge, name="lam")

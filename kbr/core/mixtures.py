@@ -1,7 +1,7 @@
 """Mixtures of kernels and feature maps: several views of a point, side by side."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap, Features, as_feature_map
 from kbr.core.inputs import check_positive
-from kbr.core.kernels import Gaussian, Kernel
+from kbr.core.kernels import Gaussian, Gram, Kernel, Others, Points
 
 Columns = tuple[tuple[int, int], ...]
 
@@ -35,17 +35,16 @@ class Mixture:
         if len(self.maps) == 0:
             raise KbrError("a mixture needs at least one map; got none. Set maps.")
         for name in ("weights", "columns"):
-            given = getattr(self, name)
-            if given is not None and len(given) != len(self.maps):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.maps):
                 raise KbrError(
                     f"{name} must hold one entry for each of the {len(self.maps)} maps; got "
-                    f"{len(given)}. Set {name}."
+                    f"{len(values)}. Set {name}."
                 )
-        if self.weights is not None:
-            for weight in self.weights:
-                check_positive(weight, name="weights")
+        for weight in self.weights or ():
+            check_positive(weight, name="weights")
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> Features:
+    def fit(self, points: Points) -> Features:
         spans = self._spans(points.shape[-1])
         shares = self.weights or [1 / len(self.maps)] * len(self.maps)
         parts = [
@@ -90,23 +89,19 @@ class _Sum(Kernel):
     shares: tuple[float, ...]
     spans: Columns
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> Kernel:
+    def fit(self, points: Points) -> Kernel:
         return self
 
-    def __call__(
-        self, a: Float[Tensor, "*b n d"], b: Float[Tensor, "*b m d"]
-    ) -> Float[Tensor, "*b n m"]:
-        parts = [
-            share * kernel(a[..., start:stop], b[..., start:stop])
-            for kernel, share, (start, stop) in zip(
-                self.kernels, self.shares, self.spans, strict=True
-            )
-        ]
-        return torch.stack(parts).sum(0)
+    def __call__(self, a: Points, b: Others) -> Gram:
+        return self._sum(a, lambda kernel, part, span: kernel(part, b[..., span]))
 
-    def diagonal(self, points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n"]:
+    def diagonal(self, points: Points) -> Float[Tensor, "*b n"]:
+        return self._sum(points, lambda kernel, part, _: kernel.diagonal(part))
+
+    def _sum(self, points: Points, term: Callable[[Kernel, Tensor, slice], Tensor]) -> Tensor:
+        """Math: sum_i weight_i term_i, of the columns that kernel i sees."""
         parts = [
-            share * kernel.diagonal(points[..., start:stop])
+            share * term(kernel, points[..., start:stop], slice(start, stop))
             for kernel, share, (start, stop) in zip(
                 self.kernels, self.shares, self.spans, strict=True
             )

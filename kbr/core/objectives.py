@@ -82,7 +82,6 @@ def feature_loss(
 
 
 def add_up(parts: Iterable[FeatureSums]) -> FeatureSums:
-    """The sums of all parts together."""
     total: FeatureSums | None = None
     for part in parts:
         total = part if total is None else total + part

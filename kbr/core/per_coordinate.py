@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.kernels import Gaussian, Kernel, Linear, median_distance
+from kbr.core.kernels import Gaussian, Kernel, Linear, Points, median_distance
 
 MEDIAN_POINTS = 500  # above this, a coordinate's median is taken over an evenly spaced subset
 
@@ -34,10 +33,18 @@ class PerCoordinate(Kernel):
                 f"{self.kernel!r}. Pass bandwidth=[...] to PerCoordinate itself."
             )
         if self.bandwidth is not None and not isinstance(self.bandwidth, Tensor):
-            object.__setattr__(self, "bandwidth", _as_vector(self.bandwidth))
+            try:
+                numbers = [float(item) for item in self.bandwidth]  # type: ignore[union-attr]
+            except (TypeError, ValueError) as error:
+                raise KbrError(
+                    "bandwidth must be a list of numbers, one for each coordinate; got "
+                    f"{self.bandwidth!r}."
+                ) from error
+            vector = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+            object.__setattr__(self, "bandwidth", vector)
         super().__post_init__()
 
-    def fit(self, points: Float[Tensor, "*b n d"]) -> Kernel:
+    def fit(self, points: Points) -> Kernel:
         n, d = points.shape[-2:]
         if self.bandwidth is not None:
             self.widths(points)
@@ -48,7 +55,7 @@ class PerCoordinate(Kernel):
         scale = torch.as_tensor(self.scale, dtype=points.dtype, device=points.device)
         return replace(self, bandwidth=math.sqrt(d) * scale.unsqueeze(-1) * torch.stack(each, -1))
 
-    def widths(self, points: Float[Tensor, "*b n d"]) -> Tensor:
+    def widths(self, points: Points) -> Tensor:
         width = torch.as_tensor(self.bandwidth, dtype=points.dtype, device=points.device)
         if width.ndim == 0 or width.shape[-1] != points.shape[-1]:
             raise KbrError(
@@ -62,13 +69,3 @@ class PerCoordinate(Kernel):
 
     def spectral_radius(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return self.kernel.spectral_radius(shape, generator)
-
-
-def _as_vector(value: object) -> Tensor:
-    try:
-        numbers = [float(item) for item in value]  # type: ignore[attr-defined]
-        return torch.tensor(numbers, dtype=torch.float64, device="cpu")
-    except (TypeError, ValueError) as error:
-        raise KbrError(
-            f"bandwidth must be a list of numbers, one for each coordinate; got {value!r}."
-        ) from error

@@ -15,7 +15,7 @@ from torch import Tensor
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.inputs import ArrayLike, as_tensor, check_finite
-from kbr.core.linalg import ridge_cholesky
+from kbr.core.linalg import or_one, ridge_cholesky
 from kbr.core.rules import normalize_ratio
 
 Sampler = Callable[[int, torch.Generator], ArrayLike]
@@ -28,10 +28,7 @@ LOWEST = -600.0  # exponents below this are rounding: g stays above zero
 
 
 def propose(
-    posterior: Embedding,
-    pool: Float[Tensor, "m dz"],
-    size: int,
-    generator: torch.Generator,
+    posterior: Embedding, pool: Float[Tensor, "m dz"], size: int, generator: torch.Generator
 ) -> tuple[Float[Tensor, "k dz"], Callable[[Tensor], Tensor]]:
     """`size` different draws of the prior's `pool`, and the proposal's density over the prior's.
 
@@ -98,10 +95,10 @@ def prior_draws(
     """
     if callable(prior):
         for count in (first, *(POOL * size for size in later)):
-            made = _rows(prior(count, generator))
-            if len(made) != count:
-                raise KbrError(f"the prior was asked for {count} draws; got {len(made)}.")
-            yield made
+            draws = _rows(prior(count, generator))
+            if len(draws) != count:
+                raise KbrError(f"the prior was asked for {count} draws; got {len(draws)}.")
+            yield draws
         return
     rows = _rows(prior)
     needed = first + LEAST * len(later) * max(later, default=0)
@@ -132,7 +129,6 @@ def centre_and_spread(values: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     """
     share = (normalize_ratio(r) / len(r)).unsqueeze(-1)
     centre = (share * values).sum(0)
-    size = (values - centre).abs().amax(0)
-    size = torch.where(size > 0, size, torch.ones_like(size))
+    size = or_one((values - centre).abs().amax(0))
     spread = size * (share * ((values - centre) / size).square()).sum(0).sqrt()
     return centre, torch.where(spread > 0, spread, size)

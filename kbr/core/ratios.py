@@ -14,8 +14,11 @@ from torch import Tensor
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.features import Features
-from kbr.core.inputs import check_positive
-from kbr.core.linalg import ridge_solve
+from kbr.core.inputs import check_positive, check_shares
+from kbr.core.linalg import or_one, ridge_solve
+
+Latents = Float[Tensor, "*b n dz"]
+Values = Float[Tensor, "*b n"]
 
 ETAS = tuple(10.0 ** (k / 2) for k in range(-14, 5))  # 1e-7 .. 1e2, two a decade
 
@@ -24,9 +27,7 @@ ETAS = tuple(10.0 ** (k / 2) for k in range(-14, 5))  # 1e-7 .. 1e2, two a decad
 class Ratio(Protocol):
     """Anything that gives the ratio at the training points of `features`."""
 
-    def __call__(
-        self, features: Features, points: Float[Tensor, "*b n dz"], prior: Embedding
-    ) -> Float[Tensor, "*b n"]: ...
+    def __call__(self, features: Features, points: Latents, prior: Embedding) -> Values: ...
 
 
 def kulsif(
@@ -69,7 +70,7 @@ def kulsif_leave_one_out(
     phi, prior = phi @ vectors, prior @ vectors
     left, right, share = phi[..., :pairs, :], prior[..., :pairs, :], weights[..., :pairs]
     total = weights.sum(-1, keepdim=True)
-    rest = _or_one(total - share).unsqueeze(-1)
+    rest = or_one(total - share).unsqueeze(-1)  # none where one prior point has all the weight
     m = (weights.unsqueeze(-2) @ prior - share.unsqueeze(-1) * right) / rest
     scores = []
     for eta in etas:
@@ -80,14 +81,9 @@ def kulsif_leave_one_out(
         at_prior = (n - 1) * (
             (right * inverse * m).sum(-1) + (right * inverse * left).sum(-1) * fit
         )
-        gain = (share * at_prior.clamp_min(0)).sum(-1) / _or_one(share.sum(-1))
+        gain = (share * at_prior.clamp_min(0)).sum(-1) / or_one(share.sum(-1))
         scores.append(at_train.clamp_min(0).square().mean(-1) / 2 - gain)
     return torch.stack(scores)
-
-
-def _or_one(total: Tensor) -> Tensor:
-    """A total to divide by, 1 where there is none (one prior point has all the weight)."""
-    return torch.where(total > 0, total, torch.ones_like(total))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,9 +97,7 @@ class KuLSIF:
         if self.eta is not None:
             check_positive(self.eta, name="eta")
 
-    def __call__(
-        self, features: Features, points: Float[Tensor, "*b n dz"], prior: Embedding
-    ) -> Float[Tensor, "*b n"]:
+    def __call__(self, features: Features, points: Latents, prior: Embedding) -> Values:
         return self._values(features.train, features, prior)
 
     def at(
@@ -153,12 +147,9 @@ class RuLSIF:
 
     def __post_init__(self) -> None:
         check_positive(self.eta, name="eta")
-        if not 0 <= self.alpha < 1:
-            raise KbrError(f"alpha must lie in [0, 1); got {self.alpha}. Set alpha.")
+        check_shares(alpha=self.alpha)
 
-    def __call__(
-        self, features: Features, points: Float[Tensor, "*b n dz"], prior: Embedding
-    ) -> Float[Tensor, "*b n"]:
+    def __call__(self, features: Features, points: Latents, prior: Embedding) -> Values:
         phi = features.train.to(torch.float64)
         proper = prior.nonnegative()  # keeps the mixture positive semi-definite
         there = features(proper.points).to(torch.float64)
@@ -175,11 +166,9 @@ class ExactRatio:
     Ref: "IW-TrueRatio" in Xu et al. 2022, section 5.1.
     """
 
-    function: Callable[[Float[Tensor, "*b n dz"]], Float[Tensor, "*b n"]]
+    function: Callable[[Latents], Values]
 
-    def __call__(
-        self, features: Features, points: Float[Tensor, "*b n dz"], prior: Embedding
-    ) -> Float[Tensor, "*b n"]:
+    def __call__(self, features: Features, points: Latents, prior: Embedding) -> Values:
         values = self.function(points)
         if values.shape != points.shape[:-1]:
             raise KbrError(

@@ -38,7 +38,12 @@ class KernelRegression:
     ratio: Float[Tensor, "n"]
     target: Float[Tensor, "n k"]
     lam: float
-    score: float
+
+    @property
+    def leave_one_out(self) -> float:
+        """The weighted error of predicting every target from all others."""
+        squares = self.residuals(power=1.0).square().sum(-1)
+        return float((self.ratio * squares).mean().nan_to_num(torch.inf))
 
     def weights(self, point: Float[Tensor, "d"]) -> Float[Tensor, "n"]:
         """Weights of the training points in the prediction at `point`; they sum to one."""
@@ -76,35 +81,18 @@ def kernel_regression(
     lams: Sequence[float],
 ) -> KernelRegression:
     """The regression of the smallest weighted leave-one-out error, among scales and ridges."""
-    found = [
-        candidate
-        for scale in scales
-        for candidate in _candidates(
-            replace(kernel, bandwidth=None, scale=scale), points, target, ratio, lams
-        )
-    ]
-    return min(found, key=lambda candidate: candidate.score)
-
-
-def _candidates(
-    kernel: Kernel,
-    points: Tensor,
-    target: Tensor,
-    ratio: Tensor,
-    lams: Sequence[float],
-) -> list[KernelRegression]:
-    """One bandwidth with every ridge: they share one eigendecomposition."""
-    features = PivotedCholesky(kernel=kernel, tolerance=TOLERANCE, max_rank=MAX_RANK).fit(points)
     r = normalize_ratio(ratio)
-    centre = (r.unsqueeze(-1) * features.train).mean(0)
-    centred = features.train - centre
-    values, axes = torch.linalg.eigh(centred.mT @ (r.unsqueeze(-1) * centred))
-    made = KernelRegression(
-        features, centre, axes, values.clamp_min(0), centred @ axes, r, target, 1.0, torch.inf
-    )
-    found = []
-    for lam in lams:
-        one = replace(made, lam=lam)
-        error = (r * one.residuals(power=1.0).square().sum(-1)).mean()
-        found.append(replace(one, score=float(error.nan_to_num(torch.inf))))
-    return found
+    candidates = []
+    for scale in scales:  # one eigendecomposition for all ridges
+        recipe = PivotedCholesky(
+            kernel=replace(kernel, bandwidth=None, scale=scale),
+            tolerance=TOLERANCE,
+            max_rank=MAX_RANK,
+        )
+        features = recipe.fit(points)
+        centre = (r.unsqueeze(-1) * features.train).mean(0)
+        centred = features.train - centre
+        values, axes = torch.linalg.eigh(centred.mT @ (r.unsqueeze(-1) * centred))
+        parts = (features, centre, axes, values.clamp_min(0), centred @ axes, r, target)
+        candidates += [KernelRegression(*parts, lam) for lam in lams]
+    return min(candidates, key=lambda candidate: candidate.leave_one_out)

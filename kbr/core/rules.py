@@ -22,6 +22,10 @@ from kbr.core.linalg import general_ridge_solve, ridge_solve, squared_ridge_solv
 from kbr.core.ratios import KuLSIF, Ratio
 
 Form = Literal["auto", "gram", "feature"]
+Square = Float[Tensor, "*b d d"]
+Columns = Float[Tensor, "*b d q"]
+Gram = Float[Tensor, "*b k k"]
+Weights = Float[Tensor, "*b k q"]
 NEGLIGIBLE = 0.1  # weights with sum w <= NEGLIGIBLE * sum |w| carry no usable evidence
 
 
@@ -78,7 +82,7 @@ class FittedRule:
                 f"{[*batch, *self.shape]} (one), as in training; got {list(query.shape)}."
             )
         check_finite(query, name="the observation x")
-        query = query.reshape(*batch, -1, self.x_dim)
+        query = query.reshape(*batch, -1, math.prod(self.shape))
         ratio = self.rule.ratio(self.z, self.points, self._checked(prior))
         weights = self.rule.weights(self.x.train, self.x(query), ratio).mT
         if len(lead) == len(batch):
@@ -100,10 +104,6 @@ class FittedRule:
             )
         points = prior.points.expand(*batch, *prior.points.shape[-2:])
         return Embedding(points, prior.weights.expand(points.shape[:-1]))
-
-    @property
-    def x_dim(self) -> int:
-        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,20 +131,13 @@ class Rule:
         """Whether weights are scaled to sum to one, with the prior where there is no evidence."""
         return True
 
-    def coefficients(
-        self, second: Float[Tensor, "*b d d"], query: Float[Tensor, "*b d q"], n: int, lam: Tensor
-    ) -> Float[Tensor, "*b d q"]:
+    def coefficients(self, second: Square, query: Columns, n: int, lam: Tensor) -> Columns:
         """s in w_i = r_i psi_i's at observations psi(x), given second = Psi' diag(r) Psi."""
         raise NotImplementedError
 
     def gram_weights(
-        self,
-        gram: Float[Tensor, "*b k k"],
-        cross: Float[Tensor, "*b k q"],
-        ratio: Float[Tensor, "*b k"],
-        n: int,
-        lam: Tensor,
-    ) -> Float[Tensor, "*b k q"]:
+        self, gram: Gram, cross: Weights, ratio: Float[Tensor, "*b k"], n: int, lam: Tensor
+    ) -> Weights:
         """The same weights from G_X and g_x, for k points chosen among n (those with a ratio)."""
         raise NotImplementedError
 
@@ -217,14 +210,12 @@ class ImportanceWeightedRule(Rule):
         above = ratio >= floor * ratio.amax(-1, keepdim=True)
         return super().effective_ratio(torch.where(above, ratio, 0.0))
 
-    def coefficients(
-        self, second: Float[Tensor, "*b d d"], query: Float[Tensor, "*b d q"], n: int, lam: Tensor
-    ) -> Float[Tensor, "*b d q"]:
+    def coefficients(self, second: Square, query: Columns, n: int, lam: Tensor) -> Columns:
         return ridge_solve(second, query, ridge=n * lam, name="n lam")
 
     def gram_weights(
-        self, gram: Tensor, cross: Tensor, ratio: Tensor, n: int, lam: Tensor
-    ) -> Float[Tensor, "*b k q"]:
+        self, gram: Gram, cross: Weights, ratio: Float[Tensor, "*b k"], n: int, lam: Tensor
+    ) -> Weights:
         root = ratio.sqrt().unsqueeze(-1)
         system = root * gram * root.mT
         return root * ridge_solve(system, root * cross, ridge=n * lam, name="n lam")
@@ -247,14 +238,12 @@ class OriginalRule(Rule):
     def normalize(self) -> bool:
         return False
 
-    def coefficients(
-        self, second: Float[Tensor, "*b d d"], query: Float[Tensor, "*b d q"], n: int, lam: Tensor
-    ) -> Float[Tensor, "*b d q"]:
+    def coefficients(self, second: Square, query: Columns, n: int, lam: Tensor) -> Columns:
         return squared_ridge_solve(second / n, query, ridge=lam) / n
 
     def gram_weights(
-        self, gram: Tensor, cross: Tensor, ratio: Tensor, n: int, lam: Tensor
-    ) -> Float[Tensor, "*b k q"]:
+        self, gram: Gram, cross: Weights, ratio: Float[Tensor, "*b k"], n: int, lam: Tensor
+    ) -> Weights:
         weight = ratio.unsqueeze(-1) / n
         product = weight * gram  # L G_X: not symmetric, so a general solve
         right = weight * cross

@@ -4,13 +4,19 @@ Every encoder takes `shape`, the shape of one observation, and `n_features`, key
 is [b, *shape], its output [b, n_features]. A shape it cannot take is an error at construction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from kbr.core.errors import KbrError
+from kbr.core.inputs import check_shares, check_sizes
+from kbr.core.io import checkpoint
+
+Encoder = Callable[..., nn.Module]
 
 DEPTH = 30.0  # heat maps are cut this far below their peak: e^-30 of its probability
 
@@ -42,6 +48,7 @@ class SoftArgmaxCNN(nn.Module):
         super().__init__()
         c, _, _ = image_shape(shape, encoder="SoftArgmaxCNN", minimum=self.MINIMUM)
         check_sizes(n_features=n_features, channels=channels, n_maps=n_maps, hidden=hidden)
+        check_shares(dropout=dropout)
         self.maps = nn.Sequential(
             nn.Conv2d(c, channels, 5, stride=2, padding=2),
             nn.ReLU(),
@@ -52,7 +59,7 @@ class SoftArgmaxCNN(nn.Module):
         self.head = nn.Sequential(
             nn.Linear(2 * n_maps, hidden),
             nn.ReLU(),
-            nn.Dropout(check_dropout(dropout)),
+            nn.Dropout(dropout),
             nn.Linear(hidden, n_features),
         )
 
@@ -90,7 +97,7 @@ class MLP(nn.Module):
                 "vectors as shape (dx,)."
             )
         check_sizes(n_features=n_features, **{f"hidden[{i}]": h for i, h in enumerate(hidden)})
-        check_dropout(dropout)
+        check_shares(dropout=dropout)
         width = torch.Size(shape).numel()
         layers: list[nn.Module] = [nn.Flatten()]
         for units in hidden:
@@ -117,13 +124,12 @@ class ResNet(nn.Module):
         super().__init__()
         c, _, _ = image_shape(shape, encoder="ResNet", minimum=self.MINIMUM)
         check_sizes(n_features=n_features)
+        check_shares(dropout=dropout)
         from torchvision.models import resnet18  # slow to import; made to work by kbr.training
 
         self.network = resnet18(weights=None)
         self.network.conv1 = nn.Conv2d(c, 64, 7, stride=2, padding=3, bias=False)
-        self.network.fc = nn.Sequential(
-            nn.Dropout(check_dropout(dropout)), nn.Linear(512, n_features)
-        )
+        self.network.fc = nn.Sequential(nn.Dropout(dropout), nn.Linear(512, n_features))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
         psi: Tensor = self.network(x)
@@ -164,13 +170,21 @@ def image_shape(shape: Sequence[int], *, encoder: str, minimum: int) -> tuple[in
     return c, h, w
 
 
-def check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise KbrError(f"{name} must be at least 1; got {size}. Set {name}.")
+def describe_encoder(encoder: Encoder) -> dict[str, Any]:
+    """Its class and arguments in plain words, for a checkpoint."""
+    function = encoder.func if isinstance(encoder, partial) else encoder
+    arguments = encoder.keywords if isinstance(encoder, partial) else {}
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return {"target": f"{function.__module__}.{name}", "arguments": checkpoint.plain(arguments)}
 
 
-def check_dropout(dropout: float) -> float:
-    if not 0 <= dropout < 1:
-        raise KbrError(f"dropout must lie in [0, 1); got {dropout}. Set dropout.")
-    return dropout
+def known_encoder(described: dict[str, Any]) -> Encoder:
+    """The encoder a checkpoint names, if it is kbr's own: a file does not choose what to run."""
+    module, _, name = described["target"].rpartition(".")
+    encoder = globals().get(name) if module == __name__ else None
+    if not (isinstance(encoder, type) and issubclass(encoder, nn.Module)):
+        raise KbrError(
+            f"the checkpoint's encoder {described['target']} is not one of kbr's own. Pass it: "
+            "load(path, encoder=functools.partial(YourEncoder, ...))."
+        )
+    return partial(encoder, **described["arguments"])

@@ -24,7 +24,6 @@ def train(
     keep: KeepBest,
     *,
     folder: Path,
-    val_every: int,
     arguments: dict[str, Any],
     start: Path | None,
 ) -> bool:
@@ -37,7 +36,6 @@ def train(
     settings: dict[str, Any] = {
         "max_epochs": module.epochs,
         "default_root_dir": folder,
-        "check_val_every_n_epoch": min(val_every, module.epochs),
         "log_every_n_steps": 1,  # the modules log rarely enough
         "num_sanity_val_steps": 0,
         "enable_checkpointing": any(isinstance(one, Checkpoint) for one in others),
@@ -62,9 +60,12 @@ def train(
         mixed=module.mixes_rows,
         device=runner.strategy.root_device.type,
     )
+    # Nothing that a checkpoint holds is run; older versions of Lightning cannot be asked.
+    asked = "weights_only" in inspect.signature(runner.fit).parameters
+    reading: dict[str, Any] = {"weights_only": True} if asked else {}
     try:
         with keep.request.on_ctrl_c():
-            runner.fit(module, datamodule=data, ckpt_path=start, **_reading(runner))
+            runner.fit(module, datamodule=data, ckpt_path=start, **reading)
     except RuntimeError as error:
         if runner.world_size == 1 or not is_lost(error):
             raise
@@ -84,9 +85,3 @@ def train(
             "lr, or raise lam."
         )
     return bool(runner.is_global_zero)
-
-
-def _reading(runner: lightning.Trainer) -> dict[str, Any]:
-    """How Lightning reads a checkpoint: without running what it holds, where it can be asked to."""
-    known = inspect.signature(runner.fit).parameters
-    return {"weights_only": True} if "weights_only" in known else {}

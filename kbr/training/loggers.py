@@ -55,7 +55,7 @@ def _cut(path: Path, first: int) -> list[str]:
     writer = csv.DictWriter(text, names)
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(path, lambda temporary: _write(temporary, text.getvalue()))
+    write_atomically(path, lambda temporary: temporary.write_bytes(text.getvalue().encode()))
     return names
 
 
@@ -63,7 +63,3 @@ def _step(row: dict[str, Any]) -> float:
     """Infinite for a row that a killed process left half."""
     whole = None not in row and None not in row.values() and str(row.get("step")).isdecimal()
     return int(row["step"]) if whole else float("inf")
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_bytes(text.encode())

@@ -4,38 +4,25 @@ import hashlib
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
-
 from kbr.core.errors import KbrError
 from kbr.core.io import checkpoint
 from kbr.core.io.file_rows import FileRows
+from kbr.training.data import TrainingRows
 
 LAST = Path("checkpoints") / "last.ckpt"
 
 Training = Literal["none", "unfinished", "finished"]
 
 
-def record_of(
-    kind: str,
-    hyper_parameters: dict[str, Any],
-    x: Tensor | FileRows,
-    z: Tensor,
-    lengths: list[int],
-    seed: int,
-) -> dict[str, Any]:
+def record_of(kind: str, settings: dict[str, Any], rows: TrainingRows, seed: int) -> dict[str, Any]:
     """What tells a run from others, as plain values."""
-    digest = hashlib.sha256()
+    digest, x = hashlib.sha256(), rows.x
     raw = (part.raw() for part in x.parts()) if isinstance(x, FileRows) else [x.numpy(force=True)]
     for part in raw:
         digest.update(part.tobytes())
-    digest.update(z.numpy(force=True).tobytes())
-    digest.update(repr(lengths).encode())
-    return {
-        "kind": kind,
-        "settings": hyper_parameters,
-        "seed": seed,
-        "data": digest.hexdigest(),
-    }
+    digest.update(rows.z.numpy(force=True).tobytes())
+    digest.update(repr(rows.lengths).encode())
+    return {"kind": kind, "settings": settings, "seed": seed, "data": digest.hexdigest()}
 
 
 def last_checkpoint(run: Path, record: dict[str, Any]) -> Path | None:
@@ -47,20 +34,16 @@ def last_checkpoint(run: Path, record: dict[str, Any]) -> Path | None:
         return None
     content = checkpoint.load(path, kind=record["kind"])
     with checkpoint.restoring(path):
-        _check_same(content, record, path)
+        # Once the filter's settings stood where Lightning keeps those of the network.
+        then, now = content.get("settings", content["hyper_parameters"]), record["settings"]
+        changed = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
+        if changed:
+            pairs = ", ".join(f"{key} (was {then.get(key)}, is {now.get(key)})" for key in changed)
+            raise KbrError(f"a resumed run must keep its settings; changed: {pairs}.")
+        for key, name in (("seed", "seed"), ("data", "training data")):
+            if content[key] != record[key]:
+                raise KbrError(f"a resumed run must keep its {name}; the one in {path} differs.")
     return path
-
-
-def _check_same(content: dict[str, Any], record: dict[str, Any], path: Path) -> None:
-    # Once the filter's settings stood where Lightning keeps those of the network.
-    then, now = content.get("settings", content["hyper_parameters"]), record["settings"]
-    changed = sorted(key for key in {*then, *now} if then.get(key) != now.get(key))
-    if changed:
-        pairs = ", ".join(f"{key} (was {then.get(key)}, is {now.get(key)})" for key in changed)
-        raise KbrError(f"a resumed run must keep its settings; changed: {pairs}.")
-    for key, name in (("seed", "seed"), ("data", "training data")):
-        if content[key] != record[key]:
-            raise KbrError(f"a resumed run must keep its {name}; the one in {path} differs.")
 
 
 def training_in(run: Path, record: dict[str, Any]) -> Training:

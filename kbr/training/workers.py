@@ -91,8 +91,8 @@ def loss_in_parts(
     gradients = [torch.zeros_like(weight) for weight in weights]
     for part in parts():
         share = world * share_of_loss(part, cotangents)
-        for gradient, found in zip(gradients, torch.autograd.grad(share, weights), strict=True):
-            gradient += found
+        for gradient, more in zip(gradients, torch.autograd.grad(share, weights), strict=True):
+            gradient += more
     pairs = zip(weights, gradients, strict=True)
     linear = torch.stack([(weight * gradient).sum() for weight, gradient in pairs]).sum()
     return linear + (value - linear).detach(), total

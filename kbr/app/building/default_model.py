@@ -13,12 +13,12 @@ DECIDED = ("model", "experiment", "resume")  # with any of these there is nothin
 def default_model(arguments: Sequence[str]) -> str | None:
     """`iw` or `iw_nn` for own data; None where the user says it, or the file is not readable."""
     words = (word.partition("=") for word in arguments)
-    given = {key.lstrip("+"): value for key, _, value in words}
-    if any(key in given for key in DECIDED):
+    typed = {key.lstrip("+"): value for key, _, value in words}
+    if any(key in typed for key in DECIDED):
         return None
-    paths = [Path(part) for part in given.get("data.path", "").strip("'\"").split(",") if part]
+    paths = [Path(part) for part in typed.get("data.path", "").strip("'\"").split(",") if part]
     try:
-        frames = [holds_frames(path, given.get("data.channels", "auto")) for path in paths]
+        frames = [holds_frames(path, typed.get("data.channels", "auto")) for path in paths]
     except (KbrError, KeyError, OSError):
         return None  # the run says what is wrong with the file
     return "iw_nn" if frames and all(frames) else "iw"

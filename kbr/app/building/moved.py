@@ -14,7 +14,8 @@ MOVED = {
     "kbr.app.methods.": "kbr.app.models.kernel.",
     "kbr.app.learned.": "kbr.app.models.trained.",
     "kbr.app.refined.": "kbr.app.models.refined.",
-    "kbr.app.oracle.": "kbr.app.models.oracle.",
+    "kbr.app.oracle.": "kbr.app.models.classical.",
+    "kbr.app.models.oracle.": "kbr.app.models.classical.",
     "kbr.training.learned_filter.": "kbr.training.filters.learned.",
     "kbr.training.lstm_filter.": "kbr.training.filters.lstm.",
 }
@@ -32,10 +33,10 @@ def _renamed(value: Any, changed: dict[str, str]) -> Any:
         return [_renamed(item, changed) for item in value]
     if not isinstance(value, dict):
         return value
-    made = {key: _renamed(item, changed) for key, item in value.items()}
-    target = made.get("_target_")
+    renamed = {key: _renamed(item, changed) for key, item in value.items()}
+    target = renamed.get("_target_")
     for old, new in MOVED.items():
         if isinstance(target, str) and target.startswith(old):
-            made["_target_"] = changed[target] = new + target.removeprefix(old)
+            renamed["_target_"] = changed[target] = new + target.removeprefix(old)
             break
-    return made
+    return renamed

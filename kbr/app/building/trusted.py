@@ -5,7 +5,7 @@ resolvers (`${name:...}`): both are checked before anything is imported, built o
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,23 +21,17 @@ from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
 from omegaconf.grammar_parser import parse
 
 from kbr.app.building.moved import with_present_names
+from kbr.app.config.check import first_line
 from kbr.app.config.errors import instantiation_error
 from kbr.app.config.resolvers import model_name
+from kbr.app.config.values import nested, strings
 from kbr.app.models.outcome import Method
 from kbr.app.models.own import OwnModel
+from kbr.app.runs.files import read_yaml
 from kbr.app.tasks.task import Problem
 from kbr.core.errors import KbrError
 
-LARGEST = 1_000_000  # bytes of a config; ours have some thousand
 NEEDED = ("data", "model", "trainer", "logger", "seed", "trials")
-DAMAGE = (  # what reading such a file may raise
-    OSError,
-    ValueError,
-    AssertionError,
-    RecursionError,
-    yaml.YAMLError,
-    OmegaConfBaseException,
-)
 SIMULATED = ("rotation", "oscillatory", "dsprites", "dmlab", "gaussian")
 RESOLVERS = ("either", "flat", "resume_or")  # those of config/resolvers.py
 FUNCTIONS = (
@@ -62,9 +56,12 @@ def saved_config(folder: Path) -> DictConfig:
     path = folder / ".hydra" / "config.yaml"
     if not path.is_file():
         raise KbrError(f"{folder} is no run folder: it has no .hydra/config.yaml. Name another.")
-    loaded = read_yaml(path, OmegaConf.create)
-    if not isinstance(loaded, DictConfig) or not loaded:
-        raise KbrError(f"{path} is empty or holds no settings. Repeat the run.")
+    try:
+        read_yaml(path)  # names what is damaged, or a trap
+        loaded = OmegaConf.load(path)
+    except (OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
+        raise KbrError(f"{first_line(error)}. Repeat the run.") from None
+    assert isinstance(loaded, DictConfig)
     if missing := [key for key in NEEDED if key not in loaded]:
         raise KbrError(f"{path} is damaged: it has no {', '.join(missing)}. Repeat the run.")
     return with_present_names(loaded)[0]
@@ -77,22 +74,6 @@ def names_of(trust: Any) -> tuple[str, ...]:
     return tuple(str(name) for name in trust)
 
 
-def read_yaml(path: Path, parse: Callable[[str], Any] = yaml.safe_load) -> Any:
-    """The content of a small file of settings; one that is damaged, or a trap, is named."""
-    try:
-        if path.stat().st_size > LARGEST:
-            raise KbrError(f"{path} is larger than settings are ({LARGEST:,} bytes).")
-        text = path.read_text()
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise KbrError(f"{path} repeats parts by aliases, which kbr never writes.")
-        return parse(text)
-    except KbrError:
-        raise
-    except DAMAGE as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise KbrError(f"{path} is damaged ({reason}). Repeat the run.") from None
-
-
 def build(config: DictConfig, trusted: Trusted = ()) -> tuple[Problem, Method]:
     """The problem and the method that a config describes.
 
@@ -103,16 +84,16 @@ def build(config: DictConfig, trusted: Trusted = ()) -> tuple[Problem, Method]:
     for old, new in changed.items():
         print(f"  {old} is now {new}: change your config")
     data = "data.problem" if "problem" in config.data else "data"  # as kbr 0.2 wrote it
-    problem, model = part(config, data, trusted), part(config, "model", trusted)
-    made = construct(problem), _method(model)
-    for key, thing, needed in zip((data, "model"), made, ("trials", "run"), strict=True):
+    built = construct(part(config, data, trusted)), method_of(config, trusted)
+    for key, thing, needed in zip((data, "model"), built, ("trials", "run"), strict=True):
         if not hasattr(thing, needed):
             raise KbrError(f"{key} is a {type(thing).__name__}, which cannot be used as one.")
-    return made
+    return built
 
 
-def _method(model: DictConfig) -> Any:
+def method_of(config: DictConfig, trusted: Trusted = ()) -> Any:
     """One of kbr's methods, or a model of the user's own as one."""
+    model = part(config, "model", trusted)
     try:
         kind = get_object(str(model._target_))
     except (ImportError, AttributeError, ValueError):
@@ -127,16 +108,15 @@ def part(config: DictConfig, key: str, trusted: Trusted = ()) -> DictConfig:
     """The settings at `key`; those of a folder are checked, and hold plain values only."""
     if trusted is not None:
         check_resolvers(config, trusted)
-    found = OmegaConf.select(config, key)
-    if not isinstance(found, DictConfig) or "_target_" not in found:
+    settings = OmegaConf.select(config, key)
+    if not isinstance(settings, DictConfig) or "_target_" not in settings:
         raise KbrError(f"the settings have no {key} that can be built. Repeat the run.")
     if trusted is None:
-        return found
-    plain = plain_values(found, key)
+        return settings
+    plain = plain_values(settings, key)
     for target in _targets(plain):
         _check_target(target, trusted)
-    made: DictConfig = OmegaConf.create(plain)
-    return made
+    return DictConfig(plain)
 
 
 def plain_values(config: DictConfig, key: str) -> Any:
@@ -144,9 +124,8 @@ def plain_values(config: DictConfig, key: str) -> Any:
     try:
         plain = OmegaConf.to_container(config, resolve=True)
     except (OmegaConfBaseException, RecursionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise KbrError(f"{key} of the saved settings is damaged ({reason}).") from None
-    for value in _strings(plain):
+        raise KbrError(f"{key} of the saved settings is damaged ({first_line(error)}).") from None
+    for value in strings(plain):
         if "${" in value:
             raise KbrError(f"{key} of the saved settings hides a reference: {value!r}. Remove it.")
     return plain
@@ -162,7 +141,7 @@ def construct(config: DictConfig, **settings: Any) -> Any:
 
 def check_resolvers(config: DictConfig, trusted: Sequence[str]) -> None:
     """Values may refer to each other and call kbr's resolvers, not those that read the machine."""
-    for text in _strings(OmegaConf.to_container(config, resolve=False)):
+    for text in strings(OmegaConf.to_container(config, resolve=False)):
         if "${" not in text:
             continue
         try:
@@ -210,27 +189,27 @@ def _is_regressor(name: str) -> bool:
     from sklearn.base import RegressorMixin
 
     try:
-        found = get_object(name)
+        named = get_object(name)
     except (ImportError, AttributeError, ValueError):
         return False
-    return isinstance(found, type) and issubclass(found, RegressorMixin)
+    return isinstance(named, type) and issubclass(named, RegressorMixin)
 
 
 def _found(name: str) -> Any:
     """What a dotted name means, as far as it stays inside kbr; None beyond."""
     module, *inside = name.split(".")
-    found: Any = sys.modules[module]
+    named: Any = sys.modules[module]
     for step in inside:
-        if isinstance(found, ModuleType) and not hasattr(found, step):
+        if isinstance(named, ModuleType) and not hasattr(named, step):
             try:
-                import_module(f"{found.__name__}.{step}")
+                import_module(f"{named.__name__}.{step}")
             except ImportError:
                 return None
-        found = getattr(found, step, None)
-        home = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", "")
+        named = getattr(named, step, None)
+        home = named.__name__ if isinstance(named, ModuleType) else getattr(named, "__module__", "")
         if str(home).partition(".")[0] != "kbr":
             return None
-    return found
+    return named
 
 
 def outside(config: DictConfig) -> list[str]:
@@ -242,23 +221,4 @@ def outside(config: DictConfig) -> list[str]:
 
 
 def _targets(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        if "_target_" in value:
-            yield value["_target_"]
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _targets(item)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """All strings of nested settings, keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _strings(key)
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
+    return (one["_target_"] for one in nested(value) if isinstance(one, dict) and "_target_" in one)

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from kbr.app.config.resolvers import CONFIGS
 from kbr.app.config.schema import OPTIONS, TARGETS, Target
 from kbr.app.config.unknown import unknown_key
 from kbr.app.config.unused import check_use, idle_note
-from kbr.app.config.values import Node, expected, suits, written
+from kbr.app.config.values import Node, expected, strings, suits, walked, written
 from kbr.core.errors import KbrError
 
 COPY = re.compile(r"\$\{([\w.]+)\}")  # a value that is another key's
@@ -41,6 +41,10 @@ def check_config(config: DictConfig, hydra: Any, *, script: str = "train") -> No
         raise KbrError(
             f"experiment={experiment} is a sweep: put -m before it, as in "
             f"`python train.py -m experiment={experiment}`."
+        )
+    if single and (space := check.choices.get("hparams_search")):
+        raise KbrError(
+            f"hparams_search={space} is a search: `kbr-tune hparams_search={space} ...`."
         )
     if single and (note := idle_note(check.values, overrides)):
         print(f"  note: {note}")
@@ -70,14 +74,14 @@ class Check:
     @cached_property
     def values(self) -> dict[str, Any]:
         try:
-            found = {name: self.config[name] for name in self.written}
-            return {n: _plain(v) if OmegaConf.is_config(v) else v for n, v in found.items()}
+            values = {name: self.config[name] for name in self.written}
+            return {n: _plain(v) if OmegaConf.is_config(v) else v for n, v in values.items()}
         except OmegaConfBaseException as error:
             raise KbrError(f"{error.full_key} cannot be read: {first_line(error)}.") from None
 
     @cached_property
     def _references(self) -> set[str]:
-        texts = [*_texts(self.written), *_texts(_plain(self.hydra, follow=False))]
+        texts = strings([self.written, _plain(self.hydra, follow=False)])
         return {name for text in texts for name in REFERENCE.findall(text)}
 
     def _walk(self, path: str, texts: dict[str, Any], values: dict[str, Any] | None) -> None:
@@ -86,22 +90,23 @@ class Check:
         self._check_present(path, texts)
         for name in sorted(texts, key=lambda one: one not in kinds):  # what is declared first
             key, text = f"{path}.{name}" if path else str(name), texts[name]
-            kind = kinds.get(str(name)) or self._kind(key, texts)
+            kind = self.kind(key, texts)
             refers = isinstance(text, str) and "${" in text
             copied = COPY.fullmatch(text) if refers else None
             if values is not None or not refers:
                 value = text if values is None else values[name]
                 check_value(copied.group(1) if copied else key, value, kind)
-            if isinstance(text, dict) and not _has_free_keys(kind):
+            free = any(get_origin(one) in (dict, Mapping) for one in (kind, *get_args(kind)))
+            if isinstance(text, dict) and not free:  # free: the user's names, like those of columns
                 self._walk(key, text, None if values is None else values[name])
 
     def _kinds(self, path: str, node: Mapping[str, Any]) -> dict[str, Kind]:
         """What is declared for the keys of a part of the config."""
         declared = self._option(path)
-        found = {} if declared is None else dict(hints(declared))
+        kinds = {} if declared is None else dict(hints(declared))
         if "_target_" in node:
-            found |= hints(Target) | hints(TARGETS.get(str(node["_target_"]), Target))
-        return found
+            kinds |= hints(Target) | hints(TARGETS.get(str(node["_target_"]), Target))
+        return kinds
 
     def _option(self, path: str) -> type | None:
         """The class of the config file that gives this part."""
@@ -117,14 +122,11 @@ class Check:
                 wanted = f"choose one, {key}=<name>" if kind is Node else f"set {expected(kind)}"
                 raise KbrError(f"{key} is missing: {wanted}.")
 
-    def declared(self, key: str) -> Kind | None:
-        """What the schema says of a key of this config; None where it says nothing."""
+    def kind(self, key: str, part: Mapping[str, Any]) -> Kind:
+        """What a key of a part may hold: by the schema, by kbr's config file, by its class."""
         path, _, name = key.rpartition(".")
-        node: Any = self.written
-        for part in filter(None, path.split(".")):
-            node = node.get(part) if isinstance(node, dict) else None
-        found = self._kinds(path, node if isinstance(node, dict) else {}).get(name)
-        return found or self._by_default(key)
+        declared = self._kinds(path, part).get(name) or self._by_default(key)
+        return declared or self._of_class(key, part)
 
     def _by_default(self, key: str) -> Kind | None:
         """By what kbr's config file gives a key: a part, or the value of another, `${data.dim}`."""
@@ -132,7 +134,7 @@ class Check:
         file = Path(CONFIGS) / group / f"{self.choices.get(group)}.yaml"
         if self._option(group) is None or not file.is_file():
             return None
-        default: Any = _loaded(file)
+        default: Any = _written_in(file)
         for name in rest.split("."):
             default = default.get(name) if isinstance(default, dict) else None
         if isinstance(default, dict):
@@ -140,11 +142,9 @@ class Check:
         copied = COPY.fullmatch(default) if isinstance(default, str) else None
         return copied and self._kinds(group, {}).get(copied.group(1).rpartition(".")[2])
 
-    def _kind(self, key: str, node: Mapping[str, Any]) -> Kind:
-        """Of a key that is not declared: by default, by its class, or anything if it is read."""
+    def _of_class(self, key: str, node: Mapping[str, Any]) -> Kind:
+        """Of a key that is not declared: by the class of its part, or anything if it is read."""
         path, _, name = key.rpartition(".")
-        if (found := self._by_default(key)) is not None:
-            return found
         taken: dict[str, Kind] | None = {}
         if "_target_" in node:
             taken = self._arguments(path, node)
@@ -153,8 +153,9 @@ class Check:
         elif self._is_read(key):
             return Any
         beside = [*(taken or ()), *self._kinds(path, node), *(str(n) for n in node if n != name)]
-        siblings = [f"{path}.{one}".lstrip(".") for one in beside if not one.startswith("_")]
-        raise KbrError(unknown_key(key, {*siblings, *_keys(self.written)} - {key}, self.choices))
+        siblings = [f"{path}.{one}".lstrip(".") for one in beside]
+        known = {*siblings, *(one for one, _ in walked(self.written))} - {key}
+        raise KbrError(unknown_key(key, known, self.choices))
 
     def _arguments(self, path: str, node: Mapping[str, Any]) -> dict[str, Kind] | None:
         """Arguments of the class that a part names; None where it takes any."""
@@ -163,12 +164,12 @@ class Check:
         if target.startswith("lightning."):
             import kbr._torchvision  # noqa: F401  (before lightning; slow to import)
         try:
-            found = resolve_name(target)
+            named = resolve_name(target)
         except (ImportError, AttributeError, ValueError) as error:
             raise KbrError(
                 f"{path}._target_={target} is not there: {first_line(error)}."
             ) from error
-        return arguments(found, any_too=target not in TARGETS)
+        return arguments(named, any_too=target not in TARGETS)
 
     def _is_read(self, key: str) -> bool:
         """Whether a value of the config refers to this key, to its part, or to one above it."""
@@ -192,19 +193,19 @@ def hints(declared: type) -> dict[str, Kind]:
     return get_type_hints(declared, include_extras=True)
 
 
-def arguments(made: Any, *, any_too: bool = True) -> dict[str, Kind] | None:
+def arguments(callee: Any, *, any_too: bool = True) -> dict[str, Kind] | None:
     """Names and annotations of what a class or function takes.
 
     None where it takes any, unless only those with a name of their own count (`any_too`).
     """
     try:
-        parameters = inspect.signature(made).parameters.values()
+        parameters = inspect.signature(callee).parameters.values()
     except (TypeError, ValueError):  # written in C
         return None
     if any_too and any(one.kind is one.VAR_KEYWORD for one in parameters):
         return None
     plain = {one.name: one.annotation for one in parameters if one.kind is not one.VAR_KEYWORD}
-    return {name: Any if _is_unread(kind) else kind for name, kind in plain.items()}
+    return {name: Any if _says_nothing(kind) else kind for name, kind in plain.items()}
 
 
 def first_line(error: BaseException) -> str:
@@ -213,40 +214,16 @@ def first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__).rstrip(".")
 
 
-def _is_unread(annotation: Any) -> bool:
-    """Nothing is said, or in a text that only the module itself can read."""
+def _says_nothing(annotation: Any) -> bool:
+    """There is none, or it is a text that only its module can read."""
     return annotation is inspect.Parameter.empty or isinstance(annotation, str)
 
 
-def _has_free_keys(kind: Kind) -> bool:
-    """A mapping whose keys are the user's, like column names."""
-    return any(get_origin(one) in (dict, Mapping) for one in (kind, *get_args(kind)))
-
-
 @cache
-def _loaded(file: Path) -> Any:
+def _written_in(file: Path) -> Any:
     return _plain(OmegaConf.load(file), follow=False)
 
 
 def _plain(node: Any, *, follow: bool = True) -> Any:
     """Dictionaries, lists and values; references are followed, or stand as they are written."""
     return OmegaConf.to_container(node, resolve=follow, throw_on_missing=follow)
-
-
-def _keys(node: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """All keys of nested mappings, with their path, those of Hydra left out."""
-    for name, value in node.items():
-        if not str(name).startswith("_"):
-            key = f"{path}.{name}".lstrip(".")
-            yield key
-            if isinstance(value, Mapping):
-                yield from _keys(value, key)
-
-
-def _texts(node: Any) -> Iterator[str]:
-    """All texts in nested mappings and lists."""
-    if isinstance(node, str):
-        yield node
-    elif isinstance(node, Mapping | list):
-        for value in node.values() if isinstance(node, Mapping) else node:
-            yield from _texts(value)

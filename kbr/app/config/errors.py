@@ -1,11 +1,11 @@
 """Errors of Hydra and of what it builds, each as one line of kbr."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
@@ -19,9 +19,23 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from kbr.app.config.check import first_line
 from kbr.app.config.resolvers import CONFIGS
 from kbr.app.config.unknown import did_you_mean, unknown_key
+from kbr.app.config.values import either, walked
 from kbr.core.errors import KbrError
 
 PAIRS = {"[": "]", "{": "}", "(": ")"}
+
+
+@contextmanager
+def in_our_words(arguments: Sequence[str]) -> Iterator[None]:
+    """What Hydra finds wrong with the arguments is one line of ours."""
+    try:
+        yield
+    except KbrError:
+        raise
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        if (found := composition_error(error, arguments)) is None:
+            raise
+        raise found from error
 
 
 def composition_error(error: Exception, arguments: Sequence[str]) -> KbrError | None:
@@ -33,7 +47,7 @@ def composition_error(error: Exception, arguments: Sequence[str]) -> KbrError | 
         if not key:
             return KbrError(_unreadable(f"={value}"))
         if value == "null" and key in _groups():
-            return KbrError(f"{key} must be {_listed(_options(key))}; got null. Leave it out.")
+            return KbrError(f"{key} must be {either(_options(key))}; got null. Leave it out.")
     if isinstance(error, MissingConfigException):
         return KbrError(_no_option(error))
     if isinstance(error, ConfigCompositionException):
@@ -80,13 +94,13 @@ def _no_option(error: MissingConfigException) -> str:
     if not (group and options):
         return f"{first_line(error)}."
     meant = did_you_mean(option, options)
-    return f"{group} must be {_listed(options)}; got '{option}'. {meant}".rstrip()
+    return f"{group} must be {either(options)}; got '{option}'. {meant}".rstrip()
 
 
 def _not_composed(error: ConfigCompositionException, words: Sequence[str]) -> str:
     cause = error.__cause__
-    overrides = {one.key_or_group: one for one in _parsed(words)}
-    for one in overrides.values():
+    overrides = OverridesParser.create().parse_overrides(list(words))
+    for one in overrides:
         if one.is_sweep_override():
             return (
                 f"{one.input_line} has several values: -m runs them all, brackets make a list of "
@@ -95,11 +109,11 @@ def _not_composed(error: ConfigCompositionException, words: Sequence[str]) -> st
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         key = str(cause.full_key)
         root: Any = cause.parent_node._get_root() if cause.parent_node is not None else None
-        known = sorted({*_keys(root), *_groups()})
-        return unknown_key(key, known, _choices(words))
+        there: Any = {} if root is None else OmegaConf.to_container(root, resolve=False)
+        return unknown_key(key, {*(one for one, _ in walked(there)), *_groups()}, _choices(words))
     if isinstance(cause, OmegaConfBaseException):
         return f"{cause.full_key}: {first_line(cause)}."
-    added = [one.key_or_group for one in overrides.values() if one.is_add()]
+    added = [one.key_or_group for one in overrides if one.is_add()]
     twice = [key for key in added if f"'{key}'" in str(error)]
     if twice:
         return f"{twice[0]} is there already: leave out the +."
@@ -114,28 +128,9 @@ def _choices(words: Sequence[str]) -> dict[str, str]:
     return given if "experiment" in given else {**plain, **given}
 
 
-def _parsed(words: Sequence[str]) -> list[Override]:
-    return OverridesParser.create().parse_overrides(list(words))
-
-
 def _groups() -> list[str]:
     return [path.name for path in Path(CONFIGS).iterdir() if path.is_dir()]
 
 
 def _options(group: str) -> list[str]:
     return sorted(path.stem for path in (Path(CONFIGS) / group).glob("*.yaml"))
-
-
-def _listed(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)
-
-
-def _keys(node: Any, path: str = "") -> list[str]:
-    """All keys of nested nodes; a key of Hydra's own only where it is asked for."""
-    if not isinstance(node, DictConfig) or node._is_none() or node._is_interpolation():
-        return []
-    found = []
-    for name in map(str, node):
-        key = f"{path}.{name}".lstrip(".")
-        found += [key, *_keys(node._get_node(name), key)]
-    return [key for key in found if not key.rpartition(".")[2].startswith("_")]

@@ -1,10 +1,10 @@
 """Optional packages that a config needs and this machine lacks: one line, before any work."""
 
 from importlib.util import find_spec
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from kbr.app.config.values import walked
 from kbr.core.errors import KbrError
 
 LOGGERS = "lightning.pytorch.loggers."
@@ -19,18 +19,12 @@ PACKAGES = {  # by the beginning of what needs them: the module, and what pip ca
 
 def check_packages(config: DictConfig) -> None:
     """An error that says what to install."""
-    _check(OmegaConf.to_container(config, resolve=False), "")
-
-
-def _check(node: Any, path: str) -> None:
-    if not isinstance(node, dict):
-        return
-    target = str(node.get("_target_"))
-    for beginning, (module, package) in PACKAGES.items():
-        if target.startswith(beginning) and find_spec(module) is None:
-            raise KbrError(
-                f"{path}._target_={target} needs a package that is not installed: "
-                f"pip install {package}"
-            )
-    for key, value in node.items():
-        _check(value, f"{path}.{key}".lstrip("."))
+    plain = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(plain, dict)
+    for key, target in walked(plain):
+        for beginning, (module, package) in PACKAGES.items():
+            named = key.endswith("_target_") and str(target).startswith(beginning)
+            if named and find_spec(module) is None:
+                raise KbrError(
+                    f"{key}={target} needs a package that is not installed: pip install {package}"
+                )

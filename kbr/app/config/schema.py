@@ -3,14 +3,15 @@
 OPTIONS: a class for each config file whose keys kbr reads by name (`data/rotation`, `trainer/cpu`);
          all must be there but those with a default. `data/*` is for files of the user's own.
 TARGETS: a class for each `_target_` that config files name, with the keys that are its arguments.
-Keys of other targets, a user's own class say, are checked against its signature instead; a value
-`${data.omega}` is checked as `data.omega`.
+Keys of other targets, those of kbr.app.models or a user's own class, are checked against its
+signature instead; a value `${data.omega}` is checked as `data.omega`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from kbr.app.config.values import Described, Length, Node, Range
+from kbr.app.config.values import Built, Described, Length, Node, Range
 
 Count = Annotated[int, Range(1, most=10**9)]
 Seed = Annotated[int, Range(0, most=2**32 - 1)]
@@ -19,7 +20,11 @@ Positive = Annotated[float, Range(0, open="low")]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1, open="both")]
 Dropout = Annotated[float, Range(0, 1, open="high")]
-Grid = Annotated[list[Positive], Length()]
+Steps = Annotated[int, Range(0, most=10**9)]
+Grid = Annotated[Sequence[Positive], Length()]
+Part = Annotated[Any, Node]  # what is built from a part of the config
+EngineName = Literal["auto", "low_rank", "compressed", "active_set"]
+Engine = Annotated[EngineName | Built, Described("auto, low_rank, compressed or active_set")]
 Name = Annotated[str, Length(), Described("a name")]
 Column = Annotated[str, Length(), Described("the name of a column")]
 Columns = Annotated[
@@ -100,19 +105,22 @@ class Task:
 
 
 @dataclass
-class Gaussian:
+class Simulated:
     name: Name
-    dim: Annotated[int, Range(1, most=10_000)]
     n_train: Count
-    n_prior: Count
     n_test: Count
 
 
 @dataclass
-class Filtering:
-    name: Name
-    n_train: Count
-    n_test: Count
+class Gaussian(Simulated):
+    dim: Annotated[int, Range(1, most=10_000)]
+    n_prior: Count
+
+
+@dataclass
+class Filtering(Simulated):
+    sigma_x: NotNegative
+    sigma_z: NotNegative
 
 
 @dataclass
@@ -120,16 +128,12 @@ class Ring(Filtering):
     omega: float
     beta: float
     frequency: Annotated[int, Range(-1000, 1000)]
-    sigma_x: NotNegative
-    sigma_z: NotNegative
 
 
 @dataclass
 class DSprites(Filtering):
     source: Literal["rendered", "file"]
     path: Path | None
-    sigma_x: NotNegative
-    sigma_z: NotNegative
     pixel_noise: NotNegative
     shape: Annotated[int, Range(0, 2)]
     scale: Annotated[int, Range(0, 5)]
@@ -146,8 +150,6 @@ class Heading(Filtering):
     width: Pixels
     pixel_noise: NotNegative
     omega: float
-    sigma_x: NotNegative
-    sigma_z: NotNegative
 
 
 @dataclass
@@ -178,44 +180,13 @@ class OwnData:
 
 
 @dataclass
-class KernelMethod:
-    name: Name
-    rule: Node
-    lam: Positive | None
-    eta: Positive | None
-    lam_transition: Positive | None
-    tune: bool
-    true_ratio: bool
-    scales: Grid | None
-    widths: Grid
-    etas: Grid | None
-    lams: Grid | None
-    engine: Literal["auto", "low_rank", "compressed", "active_set"]
-    compare_learned: bool
-
-
-@dataclass
-class RefinedMethod(KernelMethod):
-    steps: Annotated[int, Range(0, most=10**9)]
-    rate: Positive
-    ridge: Positive | None
-
-
-@dataclass
-class Rule:
-    normalize: bool
-    lam: Positive | None
-
-
-@dataclass
 class OriginalRule:
     lam: Positive | None
 
 
 @dataclass
-class ModelMethod:
-    name: Name
-    filter: Node
+class Rule(OriginalRule):
+    normalize: bool
 
 
 @dataclass
@@ -223,13 +194,6 @@ class ParticleFilter:
     n_particles: Count
     resample_threshold: Annotated[float, Range(0, 1)]
     seed: Seed
-
-
-@dataclass
-class TrainedMethod:
-    name: Name
-    filter: Node
-    compare_raw: bool
 
 
 @dataclass
@@ -267,20 +231,10 @@ class LSTMFilter(TrainedFilter):
 
 
 @dataclass
-class Named:
-    name: Name
-
-
-@dataclass
 class AnyModel:
     """Of the user's own: its other keys are arguments of its class."""
 
     name: Name = "of its class"
-
-
-@dataclass
-class FrameRegressor:
-    estimator: Node
 
 
 # ------------------------------------------------------------------------- encoder, trainer, logger
@@ -336,6 +290,7 @@ class CSVLogger:
 class WandbLogger:
     project: Name
     offline: bool
+    reinit: Literal["create_new"] = "create_new"
 
 
 @dataclass
@@ -383,12 +338,6 @@ TARGETS: dict[str, type] = {
     "kbr.app.tasks.simulated.dsprites": DSprites,
     "kbr.app.tasks.simulated.dmlab": Heading,
     "kbr.app.recordings.task.recording": OwnData,
-    "kbr.app.models.kernel.KernelMethod": KernelMethod,
-    "kbr.app.models.refined.RefinedMethod": RefinedMethod,
-    "kbr.app.models.classical.ModelMethod": ModelMethod,
-    "kbr.app.models.trained.TrainedMethod": TrainedMethod,
-    "kbr.app.models.oracle.OracleMethod": Named,
-    "kbr.app.models.own.FrameRegressor": FrameRegressor,
     "kbr.ImportanceWeightedRule": Rule,
     "kbr.OriginalRule": OriginalRule,
     "kbr.ParticleFilter": ParticleFilter,

@@ -10,26 +10,21 @@ def unknown_key(key: str, keys: Iterable[str], choices: Mapping[str, str | None]
     """One line for a key that is not among `keys`."""
     group = key.partition(".")[0]
     owner = f" of {group}={choices[group]}" if choices.get(group) and "." in key else ""
-    meant = did_you_mean(key, sorted(keys)) or "--help lists the keys."
+    ours = sorted(one for one in keys if not one.rpartition(".")[2].startswith("_"))
+    meant = did_you_mean(key, ours) or "--help lists the keys."
     return f"{key} is no key{owner}. {meant}"
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """A question that names the likeliest word, or nothing."""
-    found = nearest(word, known)
-    return f"Did you mean {found}?" if found else ""
-
-
-def nearest(word: str, known: Sequence[str]) -> str | None:
-    """The likeliest of the known words: the same name further down, or a like one."""
+    """A question that names the likeliest word: the same name further down, or a like one."""
     parent, _, last = word.rpartition(".")
     group = word.partition(".")[0] + "." if parent else ""
     shortest_last = sorted(known, key=lambda key: -key.count("."))
     below = {key.rpartition(".")[2]: key for key in shortest_last if key.startswith(group)}
     if last in below:
-        return below[last]
+        return f"Did you mean {below[last]}?"
     beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
     for names, cutoff in ((beside, BESIDE), (below, ELSEWHERE)):
-        if found := get_close_matches(last, names, n=1, cutoff=cutoff):
-            return names[found[0]]
-    return None
+        if close := get_close_matches(last, names, n=1, cutoff=cutoff):
+            return f"Did you mean {names[close[0]]}?"
+    return ""

@@ -5,6 +5,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from kbr.app.config.values import walked
 from kbr.core.errors import KbrError
 
 KERNEL = ("kbr.app.models.kernel.KernelMethod", "kbr.app.models.refined.RefinedMethod")
@@ -33,14 +34,14 @@ def check_use(
 ) -> None:
     """An error for a setting of the command line that changes nothing."""
     unused = wasted(values, choices) if script == "train" else wasted_in_evaluation(values)
-    if found := _first_given(values, overrides, unused):
-        raise KbrError(f"{found[0]} is not used here: {found[1]}.")
+    if first := _first_given(values, overrides, unused):
+        raise KbrError(f"{first[0]} is not used here: {first[1]}.")
 
 
 def idle_note(values: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
     """A word on parts that the model has no use for."""
-    found = _first_given(values, overrides, idle(values))
-    return found and f"{found[0]} is not used: {found[1]}"
+    first = _first_given(values, overrides, idle(values))
+    return first and f"{first[0]} is not used: {first[1]}"
 
 
 def wasted(values: Mapping[str, Any], choices: Mapping[str, str | None]) -> Iterator[Unused]:
@@ -109,16 +110,10 @@ def _first_given(
 ) -> Unused | None:
     """The first unused key that the command line sets to something, itself or a part of it."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    keys = [one.key_or_group for one in parsed if not one.is_delete()]
+    held = {key for key, value in walked(values) if value is not None and value is not False}
+    keys = [one.key_or_group for one in parsed if not one.is_delete() and one.key_or_group in held]
     for name, why in unused:
         for key in keys:
-            if (key == name or key.startswith(f"{name}.")) and _holds(values, key):
+            if key == name or key.startswith(f"{name}."):
                 return key, why
     return None
-
-
-def _holds(values: Any, key: str) -> bool:
-    """Whether a key holds something: neither null nor false."""
-    for name in key.split("."):
-        values = values.get(name) if isinstance(values, Mapping) else None
-    return values is not None and values is not False

@@ -2,7 +2,7 @@
 
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -13,6 +13,10 @@ PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 class Node:
     """A part of the config with keys of its own."""
+
+
+class Built:
+    """A part that names the class it is built from."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ def suits(value: Any, kind: Any) -> bool:
         return isinstance(value, list | tuple) and all(suits(item, inner) for item in value)
     if origin in (dict, Mapping):
         return isinstance(value, Mapping) and all(suits(v, parts[1]) for v in value.values())
+    if kind is Built:
+        return isinstance(value, Mapping) and "_target_" in value
     return isinstance(value, Mapping) if kind is Node else True
 
 
@@ -96,9 +102,9 @@ def expected(kind: Any, value: Any = None) -> str:
         return own[0] if own else plain if " of at most " in plain else plain + ranges
     if origin in (Union, types.UnionType):
         parts = tuple(sorted(parts, key=lambda part: part is type(None)))
-        return _either([expected(part, value) for part in parts])
+        return either([expected(part, value) for part in parts])
     if origin is Literal:
-        return _either([str(word) for word in parts])
+        return either([str(word) for word in parts])
     if kind in (None, type(None)):
         return "null"
     if _is_list(origin, kind):
@@ -130,6 +136,8 @@ def _typed(value: Any) -> str:
 def _obeys(value: Any, mark: Any) -> bool:
     if isinstance(mark, Range):
         return mark.holds(value)
+    if mark is Node:
+        return isinstance(value, Mapping)
     return mark.low <= len(value) <= mark.high if isinstance(mark, Length) else True
 
 
@@ -141,5 +149,27 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _either(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+def either(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All texts of nested settings, keys too."""
+    return (one for one in nested(value) if isinstance(one, str))
+
+
+def nested(value: Any) -> Iterator[Any]:
+    """A value with all that is in it, keys too."""
+    yield value
+    inside = [*value, *value.values()] if isinstance(value, Mapping) else value
+    for item in inside if isinstance(value, Mapping | list) else ():
+        yield from nested(item)
+
+
+def walked(node: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of nested mappings by its path, parts before what is in them."""
+    for name, value in node.items():
+        key = f"{path}.{name}" if path else str(name)
+        yield key, value
+        if isinstance(value, Mapping):
+            yield from walked(value, key)

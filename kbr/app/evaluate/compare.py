@@ -40,16 +40,15 @@ def compare_runs(
     seeds = _common_seeds(folders, done)
     for folder, other in zip(folders[1:], done[1:], strict=True):
         _check_same(folders[0], done[0], folder, other, seeds)
-    names = _names(folders, done)
-    errors = {
-        name: {
-            s: mse for s, mse in zip(one.seeds, one.outcome.mse.tolist(), strict=True) if s in seeds
-        }
+    names, data = _names(folders, done), done[0].problem.name
+    rows = [
+        {"data": data, "model": name, "seed": str(seed), "mse": repr(mse)}
         for name, one in zip(names, done, strict=True)
-    }
-    comparison = _comparison(done[0].problem.name, errors)
-    pairs = zip(comparison.summary, folders, strict=True)
-    table = [_row(one, folder) for one, folder in pairs]
+        for seed, mse in zip(one.seeds, one.outcome.mse.tolist(), strict=True)
+        if seed in seeds
+    ]
+    comparison = Comparison(data=data, reference=names[0], models=names, rows=rows)
+    table = [_row(*pair) for pair in zip(comparison.summary, folders, strict=True)]
     target = out or folders[0]
     try:
         write_rows(target / "comparison.csv", table)
@@ -78,9 +77,8 @@ def _check_readable(folders: Sequence[Path]) -> None:
 def _common_seeds(folders: Sequence[Path], done: Sequence[Evaluated]) -> list[int]:
     seeds = sorted(set.intersection(*(set(one.seeds) for one in done)))
     if not seeds:
-        each = ", ".join(
-            f"{folder} has {_span(one.seeds)}" for folder, one in zip(folders, done, strict=True)
-        )
+        pairs = zip(folders, done, strict=True)
+        each = ", ".join(f"{folder} has {_span(one.seeds)}" for folder, one in pairs)
         raise KbrError(
             f"these runs have no seed in common, so there is nothing to pair: {each}. Run one "
             "again with the seed=... trials=... of another."
@@ -93,12 +91,15 @@ def _check_same(
 ) -> None:
     """The same data settings, and indeed the same latents. Recordings were checked by content."""
     ours, theirs = (_data_settings(one) for one in (a, b))
-    differ = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+    differ = [
+        f"data.{key} ({ours.get(key)} and {theirs.get(key)})"
+        for key in sorted({**ours, **theirs})
+        if ours.get(key) != theirs.get(key)
+    ]
     if differ:
-        listed = ", ".join(f"data.{k} ({ours.get(k)} and {theirs.get(k)})" for k in sorted(differ))
         raise KbrError(
-            f"{first} and {second} were run on different data: {listed}. Compare runs whose data "
-            "settings agree, or make a report of both: report=[a,b]."
+            f"{first} and {second} were run on different data: {', '.join(differ)}. Compare runs "
+            "whose data settings agree, or make a report of both: report=[a,b]."
         )
     if a.problem.is_recorded:
         return
@@ -113,13 +114,8 @@ def _check_same(
 
 
 def _data_settings(one: Evaluated) -> dict[str, Any]:
-    plain = OmegaConf.to_container(one.config.data, resolve=False)
-    assert isinstance(plain, dict)
-    return {
-        str(key): value
-        for key, value in plain.items()
-        if not str(key).startswith("_") and key != "problem"
-    }
+    plain: Any = OmegaConf.to_container(one.config.data, resolve=False)
+    return {key: plain[key] for key in plain if not key.startswith("_") and key != "problem"}
 
 
 def _span(seeds: Sequence[int]) -> str:
@@ -134,16 +130,6 @@ def _names(folders: Sequence[Path], done: Sequence[Evaluated]) -> list[str]:
         for model, folder in zip(models, folders, strict=True)
     ]
     return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
-
-
-def _comparison(data: str, errors: dict[str, dict[int, float]]) -> Comparison:
-    """All models on the same seeds, tested against the first."""
-    rows = [
-        {"data": data, "model": name, "seed": str(seed), "mse": repr(mse)}
-        for name, mine in errors.items()
-        for seed, mse in mine.items()
-    ]
-    return Comparison(data=data, reference=next(iter(errors)), models=list(errors), rows=rows)
 
 
 def _row(one: ModelSummary, folder: Path) -> dict[str, Any]:
@@ -162,18 +148,13 @@ def _text(comparison: Comparison, seeds: Sequence[int]) -> str:
         name = name if len(name) < NAME_WIDTH else f"…{name[-NAME_WIDTH + 2 :]}"
         line = f" {name:<{NAME_WIDTH}}{in_digits(mean):>9}{in_digits(one.stderr, mean):>10}"
         if one.test is not None and one.test.difference is not None:
-            line += f"{_signed(one.test.difference, mean):>12}"
-            line += f"{_p(one.test.p):>9}{_p(one.p_holm):>9}"
+            difference = one.test.difference
+            sign = "-" if difference < 0 else "+"
+            line += f"{sign + in_digits(abs(difference), mean):>12}"
+            for p in (one.test.p, one.p_holm):
+                line += f"{'-' if p is None else f'{p:.2g}':>9}"
         lines.append(line + one.stars)
     return "\n".join([*lines, *legend(comparison.summary, comparison.reference)])
-
-
-def _signed(value: float, like: float) -> str:
-    return f"{'-' if value < 0 else '+'}{in_digits(abs(value), like)}"
-
-
-def _p(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2g}"
 
 
 def _figure(path: Path, comparison: Comparison, seeds: Sequence[int]) -> None:

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -58,17 +58,22 @@ def evaluate_recording(folder: Path, saved: DictConfig, keys: Mapping[str, Any])
     print(f"{saved.model.name} on {path}, {len(recording)} rows, {len(seeds)} trial(s)")
     for note in notes_of(units, recording):
         print(f"  note: {note}")
-    rows = np.arange(len(recording)) if recording.row is None else recording.row
-    back = torch.from_numpy(np.argsort(rows))  # to the order of the file
+    back = torch.from_numpy(np.argsort(recording.row))  # to the order of the file
     outcome = _outcome(recording, units, [filt.filter(recording) for filt in filters], back)
     target = _target(folder / "evaluation", path, recording)
     record = {"path": str(path), "content": recording.digest(), "rows": len(recording)}
     write_json(target / DATA, record)
-    _save(target / "posterior.npz", recording, outcome, back)
+    borders = {"sequence": recording.ids, "time": recording.stamps}
+    there = {name: value[back.numpy()] for name, value in borders.items() if value is not None}
+    answers = ANSWERS if recording.has_truth else ANSWERS[:-1]
+    rows = np.arange(len(recording))
+    save_posterior(target / "posterior.npz", outcome, answers, row=rows, **there)
     error = None
     if recording.has_truth:
         known = torch.from_numpy(~recording.z_missing)[back]
-        scored = _at(outcome, known)
+        if not bool(known.any()):
+            raise KbrError("no row of the recording has a known z. Take its columns of z out.")
+        scored = replace(outcome, **{name: getattr(outcome, name)[:, known] for name in ANSWERS})
         problem = NewRecording(name=path.name, rows=len(recording), units=units)
         model = str(saved.model.name)
         metrics = write_outcome(target, problem, model, seeds, scored)  # type: ignore[arg-type]
@@ -113,30 +118,14 @@ def _outcome(
     )
 
 
-def _at(outcome: Outcome, rows: Tensor) -> Outcome:
-    """The outcome at some of the rows."""
-    if not bool(rows.any()):
-        raise KbrError("no row of the recording has a known z. Take the columns of z out of it.")
-    parts = {name: getattr(outcome, name)[:, rows] for name in ANSWERS}
-    return Outcome(**parts, labels=outcome.labels)
-
-
 def _target(folder: Path, path: Path, recording: Recording) -> Path:
     """A folder of the file's name; with a number, where that is of other data."""
-    for number in count(1):
-        target = folder / (path.stem if number == 1 else f"{path.stem}_{number}")
-        record = read_json(target / DATA) or {}
-        if not target.exists() or record.get("content") == recording.digest():
+    content, target = recording.digest(), folder / path.stem
+    for number in count(2):
+        if not target.exists() or (read_json(target / DATA) or {}).get("content") == content:
             break
+        target = folder / f"{path.stem}_{number}"
     return target
-
-
-def _save(path: Path, recording: Recording, outcome: Outcome, back: Tensor) -> None:
-    """With a row for each row of the file."""
-    borders = {"sequence": recording.ids, "time": recording.stamps}
-    there = {name: value[back.numpy()] for name, value in borders.items() if value is not None}
-    answers = ANSWERS if recording.has_truth else ANSWERS[:-1]
-    save_posterior(path, outcome, answers, row=np.arange(len(recording)), **there)
 
 
 def save_posterior(

@@ -48,31 +48,21 @@ def evaluate_job(config: DictConfig) -> float | None:
 
             compare_runs(_paths(config.compare), out, **asked_for)
             return None
-        folder = Path(config.run)
-        if config.data.path is not None:
-            return _evaluate_recording(folder, config)
-        check_reading(config.data)
-        return evaluate_run(folder, **asked_for)
+        folder, data = Path(config.run), config.data
+        if data.path is None:
+            for key in data:
+                if key not in ("seed", "path") and data[key] is not None:
+                    raise KbrError(f"data.{key} says how a new recording is read: set data.path.")
+            return evaluate_run(folder, **asked_for)
+        if data.seed is not None:
+            raise KbrError(
+                "data.path is a new recording, data.seed fresh sequences of a task: say one."
+            )
+        if config.device != "cpu":
+            raise KbrError("a new recording is filtered on the CPU. Leave out device.")
+        return evaluate_recording(folder, finished_config(folder), data)
     except KbrError as error:
         stop(str(error))
-        raise
-
-
-def _evaluate_recording(folder: Path, config: DictConfig) -> float | None:
-    if config.data.seed is not None:
-        raise KbrError(
-            "data.path is a new recording, data.seed fresh sequences of a task: say one."
-        )
-    if config.device != "cpu":
-        raise KbrError("a new recording is filtered on the CPU. Leave out device.")
-    return evaluate_recording(folder, finished_config(folder), config.data)
-
-
-def check_reading(data: DictConfig) -> None:
-    """Keys that say how a new recording is read need one."""
-    given = [str(key) for key in data if key not in ("seed", "path") and data[key] is not None]
-    if given:
-        raise KbrError(f"data.{given[0]} says how a new recording is read: set data.path too.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +112,12 @@ def apply_model(
     if seed is not None:
         problem = problem.with_fresh_tests(seed - seeds[0])
     if device != "cpu":
-        method = _on_device(method, device)
+        if not hasattr(method, "device"):
+            raise KbrError(
+                f"device={device} is for trained networks; model={method.name} has none and runs "
+                "on the CPU. Leave device=cpu."
+            )
+        method = replace(method, device=device)  # type: ignore[type-var]
     outcome = method.evaluate(problem, seeds, folder)
     tested = seeds if seed is None else [seed + i for i in range(len(seeds))]
     return Evaluated(config=saved, problem=problem, method=method, seeds=tested, outcome=outcome)
@@ -152,17 +147,7 @@ def check_device(device: str) -> None:
         raise KbrError("device=cuda, but PyTorch sees no CUDA device here. Use device=cpu.")
 
 
-def _on_device(method: Method, device: str) -> Method:
-    if not hasattr(method, "device"):
-        raise KbrError(
-            f"device={device} is for trained networks; model={method.name} has none and runs on "
-            "the CPU. Leave device=cpu."
-        )
-    moved: Method = replace(method, device=device)  # type: ignore[type-var]
-    return moved
-
-
-def _paths(given: str | Sequence[str]) -> list[Path]:
+def _paths(folders: str | Sequence[str]) -> list[Path]:
     """One folder or several, as they come from the command line."""
-    several = isinstance(given, list | tuple | ListConfig)
-    return [Path(str(one)) for one in (given if several else [given])]
+    several = isinstance(folders, list | tuple | ListConfig)
+    return [Path(str(one)) for one in (folders if several else [folders])]

@@ -1,1 +1,1 @@
-"""Pictures."""
+"""Pictures of runs, sweeps and recordings."""

@@ -24,10 +24,9 @@ from kbr.app.tasks.heading import ANGLES, density_of_moments, density_of_weights
 TRAIL = 12  # steps of the path that stay visible
 MILLISECONDS = 150  # of a step
 COLOURS = 128  # of the frames; those of the marks come on top
-
 KEPT = (TRUTH, ESTIMATE, OBSERVED, MARKS["truth"]["mec"], MARKS["filter mean"]["mfc"], "#ffffff")
 
-Draw = Callable[[int], None]
+Draw = Callable[[int], object]  # of a step
 
 
 def animate(path: Path, outcome: Outcome) -> Path | None:
@@ -35,30 +34,26 @@ def animate(path: Path, outcome: Outcome) -> Path | None:
     if outcome.view is None or outcome.cov is None or outcome.mean.shape[-1] < 2:
         return None
     view = outcome.view()
-    mean, truth = outcome.mean[0].double(), outcome.truth[0].double()
-    cov = outcome.cov[0].double()
-    steps = min(BELIEFS, len(mean))
+    moments = (outcome.mean, outcome.truth, outcome.cov)
+    mean, truth, cov = (values[0, :BELIEFS].double() for values in moments)
     with plt.style.context(STYLE), plt.rc_context({"figure.dpi": 100, "font.size": 8}):
         size = (5.4, 3.2) if view.has_images else (3.4, 3.8)
         figure = plt.figure(figsize=size, layout="constrained")
-        axes, parts = figure.subplots(1, 1 + view.has_images, squeeze=False)[0], []
+        columns, parts = 1 + view.has_images, []
         if view.has_images:
-            parts.append(_frames(axes[0], mean, truth, cov, view))
+            parts.append(_frames(figure.add_subplot(1, columns, 1), mean, truth, cov, view))
+        projection = "polar" if view.circular else "rectilinear"
+        axis = figure.add_subplot(1, columns, columns, projection=projection)
         if view.circular:
-            place = axes[-1].get_subplotspec()
-            axes[-1].remove()
-            rose = figure.add_subplot(place, projection="polar")
-            parts.append(_compass(rose, mean, truth, cov, view))
+            parts.append(_compass(axis, mean, truth, cov, view))
         else:
-            parts.append(_plane(axes[-1], mean, truth, cov, view, outcome.shown_spread))
-        handles, labels = figure.axes[-1].get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=2 + view.has_images, fontsize=8
-        )
+            parts.append(_plane(axis, mean, truth, cov, view, outcome.shown_spread))
+        legend = axis.get_legend_handles_labels()
+        figure.legend(*legend, loc="outside lower center", ncols=1 + columns, fontsize=8)
         title, frames = figure.suptitle("step 1", fontsize=9), []
         figure.canvas.draw()
         figure.set_layout_engine("none")  # the layout stays as it is
-        for t in range(steps):
+        for t in range(len(mean)):
             title.set_text(f"step {t + 1}")
             for draw in parts:
                 draw(t)
@@ -71,36 +66,34 @@ def animate(path: Path, outcome: Outcome) -> Path | None:
 
 def _gif(frames: list[np.ndarray]) -> bytes:
     """All frames on one palette, so that nothing flickers; small marks keep their colours."""
-    picked = np.concatenate(frames[:: max(1, len(frames) // 6)])
-    found = Image.fromarray(picked).quantize(COLOURS).getpalette() or []
+    some = np.concatenate(frames[:: max(1, len(frames) // 6)])
+    common = Image.fromarray(some).quantize(COLOURS).getpalette() or []
     palette = Image.new("P", (1, 1))
-    palette.putpalette([*found, *(round(255 * v) for c in KEPT for v in to_rgb(c))])
-    images = [
+    palette.putpalette([*common, *(round(255 * v) for c in KEPT for v in to_rgb(c))])
+    first, *others = (
         Image.fromarray(each).quantize(palette=palette, dither=Image.Dither.NONE) for each in frames
-    ]
-    buffer = io.BytesIO()
-    images[0].save(
-        buffer, "GIF", save_all=True, append_images=images[1:], duration=MILLISECONDS, loop=0
     )
+    buffer = io.BytesIO()
+    first.save(buffer, "GIF", save_all=True, append_images=others, duration=MILLISECONDS, loop=0)
     return buffer.getvalue()
 
 
 def _frames(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View) -> Draw:
     """The observation; where the latent is a position in it, truth and belief on top."""
-    shown = as_pictures(view.x_test[:BELIEFS])
-    image = axis.imshow(shown[0], extent=view.window, interpolation="nearest")
+    frames = as_pictures(view.x_test[:BELIEFS])
+    image = axis.imshow(frames[0], extent=view.window, interpolation="nearest")
     axis.set_axis_off()
     axis.set_title("observation", fontsize=8)
     if view.window is None:
-        return lambda t: image.set_data(shown[t])
+        return lambda t: image.set_data(frames[t])
     marks = {kind: axis.plot([], [], ls="none", **style)[0] for kind, style in MARKS.items()}
-    ring = _ring(axis, cov, "#56B4E9")
+    ring = _ring(axis, mean, cov, "#56B4E9")
 
     def draw(t: int) -> None:
-        image.set_data(shown[t])
+        image.set_data(frames[t])
         marks["truth"].set_data(*truth[t : t + 1, :2].T.numpy())
         marks["filter mean"].set_data(*mean[t : t + 1, :2].T.numpy())
-        ring(mean, t)
+        ring(t)
 
     return draw
 
@@ -114,14 +107,14 @@ def _plane(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View, spre
     path = axis.plot([], [], color=TRUTH, lw=1, ls="--", label="truth", **MARKS["truth"])[0]
     named = {"label": f"filter mean, {spread}", **MARKS["filter mean"]}
     guess = axis.plot([], [], color=ESTIMATE, lw=1.2, **named)[0]
-    ring = _ring(axis, cov, ESTIMATE)
-    everything = np.concatenate([z[:, :2], mean[:BELIEFS, :2].numpy(), truth[:BELIEFS, :2].numpy()])
+    ring = _ring(axis, mean, cov, ESTIMATE)
+    everything = np.concatenate([z[:, :2], mean[:, :2].numpy(), truth[:, :2].numpy()])
     centre = (everything.min(0) + everything.max(0)) / 2
     reach = 1.08 * np.ptp(everything, axis=0) / 2 + 1e-9
     if are_alike(everything):
         reach[:] = reach.max()
-    ends = np.stack([centre - reach, centre + reach], -1)
-    axis.set(xlim=ends[0], ylim=ends[1], box_aspect=1)
+    xlim, ylim = np.stack([centre - reach, centre + reach], -1)
+    axis.set(xlim=xlim, ylim=ylim, box_aspect=1)
     name_axes(axis, view.names, view.window)
 
     def draw(t: int) -> None:
@@ -131,20 +124,18 @@ def _plane(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View, spre
             line.set_markevery([t - start])
         if view.shows_x_as_z:
             seen.set_data(*view.x_test[t : t + 1, :2].T.numpy())
-        ring(mean, t)
+        ring(t)
 
     return draw
 
 
-def _ring(axis: Any, cov: Tensor, colour: str) -> Callable[[Tensor, int], None]:
+def _ring(axis: Any, mean: Tensor, cov: Tensor, colour: str) -> Draw:
     """A 2-sd ellipse that moves."""
-    width, height, angle = ellipse_axes(cov[:BELIEFS, :2, :2].numpy())
-    ellipse = axis.add_patch(Ellipse((0, 0), 0, 0, fill=False, ec=colour, lw=1.2))
-
-    def move(mean: Tensor, t: int) -> None:
-        ellipse.set(center=mean[t, :2].tolist(), width=width[t], height=height[t], angle=angle[t])
-
-    return move
+    width, height, angle = ellipse_axes(cov[:, :2, :2].numpy())
+    ring = axis.add_patch(Ellipse((0, 0), 0, 0, fill=False, ec=colour, lw=1.2))
+    return lambda t: ring.set(
+        center=mean[t, :2].tolist(), width=width[t], height=height[t], angle=angle[t]
+    )
 
 
 def _compass(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View) -> Draw:

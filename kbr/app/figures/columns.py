@@ -1,12 +1,13 @@
 """Plots of a recording before training: its columns, its two parts, its frames."""
 
+import math
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from kbr.app.figures.style import handles_of, picture
+from kbr.app.figures.view import spread_out
 from kbr.app.recordings.task import OwnData
 
 COLUMNS = 8
@@ -19,12 +20,12 @@ TRAIN, TEST, LOST = "#0072B2", "#D55E00", "#CC0000"
 
 def inspect_figures(folder: Path, problem: OwnData) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {"columns": _columns, "parts": _parts}
+    pictures = {"columns.png": _columns, "parts.png": _parts}
     if problem.recording.has_images:
-        drawn["frames"] = _frames
-    for name, draw in drawn.items():
+        pictures["frames.png"] = _frames
+    for name, draw in pictures.items():
         draw(folder / name, problem)
-    return [folder / f"{name}.png" for name in drawn]
+    return [folder / name for name in pictures]
 
 
 def _labelled_columns(problem: OwnData) -> tuple[list[tuple[str, np.ndarray]], str]:
@@ -46,12 +47,7 @@ def _columns(path: Path, problem: OwnData) -> None:
     borders = np.flatnonzero(problem.recording.starts(problem.splitting.max_gap))[1:]
     rows = np.arange(len(held_out))
     height = 1.2 * len(columns) + 0.8
-    layout: dict[str, Any] = {
-        "figsize": (8, height),
-        "sharex": True,
-        "rect": (0, 0, 1, 1 - 0.3 / height),
-    }
-    with picture(path, len(columns), **layout) as (figure, axes):
+    with picture(path, len(columns), figsize=(8, height), sharex=True) as (figure, axes):
         for axis, (label, values) in zip(axes[:, 0], columns, strict=True):
             for colour, part, name in _parts_of(held_out):
                 axis.plot(rows[part], values[part], ".", ms=2, color=colour, label=name)
@@ -65,19 +61,16 @@ def _columns(path: Path, problem: OwnData) -> None:
             axis.set_ylabel(label, rotation=0, ha="right", va="center")
         axes[-1, 0].set_xlabel(f"row ({rest})" if rest else "row")
         handles, names = handles_of(axes)
-        figure.legend(handles, names, ncols=len(names), markerscale=2, loc="upper right")
+        figure.legend(handles, names, ncols=len(names), markerscale=2, loc="outside upper right")
 
 
 def _parts(path: Path, problem: OwnData) -> None:
     """Histograms of training and test rows: where they differ, a filter has to extrapolate."""
     (columns, rest), held_out = _labelled_columns(problem), problem.parts.held_out
     across = min(4, len(columns))
-    down = -(-len(columns) // across)
-    layout: dict[str, Any] = {
-        "figsize": (2.4 * across + 0.6, 2.0 * down + 0.5),
-        "rect": (0, 0, 1, 0.92),
-    }
-    with picture(path, down, across, **layout) as (figure, axes):
+    down = math.ceil(len(columns) / across)
+    size = (2.4 * across + 0.6, 2.0 * down + 0.5)
+    with picture(path, down, across, figsize=size) as (figure, axes):
         for axis in axes.flat[len(columns) :]:
             axis.set_visible(False)
         for axis, (label, values) in zip(axes.flat, columns, strict=False):
@@ -90,7 +83,7 @@ def _parts(path: Path, problem: OwnData) -> None:
             axis.set_xlabel(label)
             axis.set_yticks([])
         handles, names = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, names, ncols=2, loc="upper right")
+        figure.legend(handles, names, ncols=2, loc="outside upper right")
         figure.text(0.01, 0.99, rest, va="top")
 
 
@@ -112,13 +105,13 @@ def _frames(path: Path, problem: OwnData) -> None:
     """Frames spread over the recording, with their states."""
     recording = problem.recording
     there = np.flatnonzero(~recording.x_missing)
-    rows = there[np.linspace(0, len(there) - 1, min(FRAMES, len(there))).astype(int)]
-    drawn = recording.x[rows].astype(np.float64)
-    low, high = np.nanmin(drawn), np.nanmax(drawn)
-    with picture(path, 2, -(-len(rows) // 2), figsize=(9, 4.6)) as (figure, axes):
+    rows = there[spread_out(FRAMES, len(there))]
+    frames = recording.x[rows].astype(np.float64)
+    low, high = np.nanmin(frames), np.nanmax(frames)
+    with picture(path, 2, math.ceil(len(rows) / 2), figsize=(9, 4.6)) as (figure, axes):
         for axis in axes.flat:
             axis.set_axis_off()
-        for axis, row, pixels in zip(axes.flat, rows, drawn, strict=False):
+        for axis, row, pixels in zip(axes.flat, rows, frames, strict=False):
             frame = np.moveaxis((pixels - low) / max(high - low, 1e-12), 0, -1)
             axis.imshow(frame[..., :3] if frame.shape[-1] >= 3 else frame[..., 0], cmap="gray")
             state = ", ".join(f"{value:.3g}" for value in recording.z[row][:3])

@@ -1,13 +1,13 @@
 """Pictures of frames: what was observed, the training frames, and what the encoder looks at."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import torch
+import numpy as np
 from matplotlib.colors import PowerNorm
 from torch import Tensor
-from torch.nn.functional import pad
 
 from kbr.app.figures.style import STYLE, picture
 from kbr.app.figures.view import View, as_pictures, spread_out
@@ -15,6 +15,7 @@ from kbr.app.tasks.heading import degrees_text
 
 FRAMES = 10
 COLUMNS = 8  # of a contact sheet
+STRIP, GAP = 14, 3  # pixels over a frame of it for the title, and between two
 MARKS: dict[str, dict[str, Any]] = {  # told apart by shape; both show on dark and light frames
     "truth": {"marker": "o", "mfc": "none", "mec": "#E05A00", "ms": 12, "mew": 1.4},
     "filter mean": {"marker": "P", "mfc": "#56B4E9", "mec": "black", "ms": 6, "mew": 0.8},
@@ -27,51 +28,43 @@ def observations(path: Path, mean: Tensor, truth: Tensor, view: View) -> Path:
     frames = as_pictures(view.x_test[steps])
     rows = 1 if len(steps) <= FRAMES // 2 else 2
     columns = -(-len(steps) // rows)
-    shape, below = frames.shape[1] / frames.shape[2], 0.3 if view.window else 0.0  # for a legend
-    size = (1.45 * columns, (1.45 * shape + 0.2) * rows + below)
-    rect = (0, below / size[1], 1, 1)
-    with picture(path, rows, columns, rect=rect, figsize=size) as (figure, axes):
+    legend, shape = 0.3 if view.window else 0.0, frames.shape[1] / frames.shape[2]
+    size = (1.45 * columns, (1.45 * shape + 0.2) * rows + legend)
+    with picture(path, rows, columns, figsize=size) as (figure, axes):
         for axis in axes.flat:
             axis.set_axis_off()
         for axis, t, frame in zip(axes.flat, steps, frames, strict=False):
             axis.imshow(frame, extent=view.window, interpolation="nearest")
-            axis.set_title(_caption(t, mean, truth, view), fontsize=7, pad=3)
+            title = f"step {t + 1}"
+            if view.circular:
+                title += f": {degrees_text(truth[t])}, est. {degrees_text(mean[t])}"
+            axis.set_title(title, fontsize=7, pad=3)
             if view.window is not None:
                 for kind, z in (("truth", truth), ("filter mean", mean)):
                     axis.plot(*z[t, :2].numpy(), ls="none", label=kind, **MARKS[kind])
         if view.window is not None:
-            handles, labels = axes[0, 0].get_legend_handles_labels()
-            figure.legend(handles, labels, ncols=2, loc="lower center", fontsize=8)
+            legend = axes[0, 0].get_legend_handles_labels()
+            figure.legend(*legend, ncols=2, loc="outside lower center", fontsize=8)
     return path
-
-
-def _caption(t: int, mean: Tensor, truth: Tensor, view: View) -> str:
-    if not view.circular:
-        return f"step {t + 1}"
-    return f"step {t + 1}: {degrees_text(truth[t])}, est. {degrees_text(mean[t])}"
 
 
 def contact_sheet(images: Tensor, titles: list[str]) -> Any:
     """Frames [k, c, h, w] in a grid, each under its title; a figure for `save` or TensorBoard."""
-    import kbr._torchvision  # noqa: F401, I001  (before torchvision)
-    from torchvision.utils import make_grid
-
-    frames = torch.from_numpy(as_pictures(images)).permute(0, 3, 1, 2)
-    scale = max(1, 96 // frames.shape[-1])
-    frames = frames.repeat_interleave(scale, -1).repeat_interleave(scale, -2)
-    strip, gap = 14, 3
-    height, width = frames.shape[-2] + strip, frames.shape[-1]
-    grid = make_grid(pad(frames, (0, 0, strip, 0), value=1.0), COLUMNS, gap, pad_value=1.0)
-    tall, wide = grid.shape[-2:]
+    scale = max(1, 96 // images.shape[-1])
+    pictures = as_pictures(images).repeat(scale, 1).repeat(scale, 2)
+    count, tall, wide, _ = pictures.shape
+    down, across = STRIP + tall + GAP, wide + GAP
+    rows, columns = math.ceil(count / COLUMNS), min(count, COLUMNS)
+    sheet = np.ones((rows * down + GAP, columns * across + GAP, 3))
     with plt.style.context(STYLE):
-        figure = plt.figure(figsize=(wide / 100, tall / 100))
+        figure = plt.figure(figsize=(sheet.shape[1] / 100, sheet.shape[0] / 100))
         axis = figure.add_axes((0, 0, 1, 1))
         axis.set_axis_off()
-        axis.imshow(grid.permute(1, 2, 0).numpy(), aspect="auto", interpolation="nearest")
-        for k, title in enumerate(titles):
-            x = gap + (k % COLUMNS) * (width + gap) + width / 2
-            y = gap + (k // COLUMNS) * (height + gap) + strip - 4
-            axis.text(x, y, title, ha="center", va="baseline", fontsize=7)
+        for k, (frame, title) in enumerate(zip(pictures, titles, strict=True)):
+            top, left = GAP + (k // COLUMNS) * down + STRIP, GAP + (k % COLUMNS) * across
+            sheet[top : top + tall, left : left + wide] = frame
+            axis.text(left + wide / 2, top - 4, title, ha="center", va="baseline", fontsize=7)
+        axis.imshow(sheet, aspect="auto", interpolation="nearest")
     return figure
 
 
@@ -80,23 +73,22 @@ def encoder_figure(frames: Tensor, maps: Tensor, places: Tensor) -> Any:
 
     Places are in [-1, 1], from the first to the last cell of the heat maps [b, k, i, j].
     """
-    shown, cells = as_pictures(frames), maps.shape[-2:]
-    tall, wide = shown.shape[1:3]
+    pictures, cells = as_pictures(frames), maps.shape[-2:]
+    tall, wide = pictures.shape[1:3]
     stride = round(tall / cells[0])
     frame = _borders(tall, cells[0], stride), _borders(wide, cells[1], stride)
     grid = _borders(cells[0], cells[0], 1), _borders(cells[1], cells[1], 1)
     with plt.style.context(STYLE):
-        size = (1.6 * len(shown) + 0.3, 2 * 1.6 * tall / wide + 0.2)
-        figure, axes = plt.subplots(2, len(shown), figsize=size, squeeze=False)
+        size = (1.6 * len(pictures) + 0.3, 2 * 1.6 * tall / wide + 0.2)
+        figure, axes = plt.subplots(2, len(pictures), figsize=size, squeeze=False)
         for b, (above, below) in enumerate(axes.T):
-            above.imshow(shown[b], extent=(*frame[1], *frame[0][::-1]))
+            above.imshow(pictures[b], extent=(*frame[1], *frame[0][::-1]))
             above.plot(*places[b].numpy().T, "o", color="#F0E442", mec="black", mew=0.6, ms=4)
-            heat = maps[b].mean(0).numpy()
             norm = PowerNorm(0.3)  # a map that knows its place is far brighter than the others
-            below.imshow(heat, extent=(*grid[1], *grid[0][::-1]), cmap="magma", norm=norm)
+            extent = (*grid[1], *grid[0][::-1])
+            below.imshow(maps[b].mean(0).numpy(), extent=extent, cmap="magma", norm=norm)
             for axis in (above, below):
-                axis.set(xlim=frame[1], ylim=frame[0][::-1], xticks=[], yticks=[])
-                axis.set_aspect("auto")
+                axis.set(xlim=frame[1], ylim=frame[0][::-1], xticks=[], yticks=[], aspect="auto")
                 axis.grid(False)
                 axis.spines[:].set_visible(False)
         axes[0, 0].set_ylabel("frame and places", fontsize=8)

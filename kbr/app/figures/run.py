@@ -1,6 +1,6 @@
-"""Pictures of one run: its first trial."""
+"""Pictures of one run, drawn from its first trial."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ from kbr.app.figures.beliefs import AGAINST, ESTIMATE, TRUTH, ellipses, weights_
 from kbr.app.figures.frames import contact_sheet, encoder_figure, observations
 from kbr.app.figures.style import picture, save
 from kbr.app.figures.uncertainty import uncertainty_figures
-from kbr.app.figures.view import View, coordinate_names, spread_out
+from kbr.app.figures.view import View, coordinate_names, first_trial, spread_out
 from kbr.app.models.kernel import Outcome
 from kbr.app.tasks.heading import degrees_text
 
@@ -17,35 +17,7 @@ STEPS = 100  # of a test sequence that are drawn
 ROWS = 300  # of a recording whose truth nobody knows
 RUNNING = 20  # steps of the running mean
 SHEET = 32  # training frames of the contact sheet
-GAZES = 5
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Track:
-    """Answers of the first trial at every step; the truth, where it is known."""
-
-    mean: np.ndarray
-    cov: np.ndarray
-    evidence: np.ndarray
-    truth: np.ndarray
-    names: list[str]
-    turns: tuple[float | None, ...]
-    spread: str
-
-    @classmethod
-    def of(cls, outcome: Outcome, view: View | None) -> "Track":
-        assert outcome.cov is not None
-        assert outcome.evidence is not None
-        count = outcome.mean.shape[-1]
-        return cls(
-            mean=outcome.mean[0].double().numpy(),
-            cov=outcome.cov[0].double().numpy(),
-            evidence=outcome.evidence[0].numpy(),
-            truth=outcome.truth[0].double().numpy(),
-            names=view.names if view else coordinate_names(outcome.labels, count),
-            turns=(view.turns if view else None) or (None,) * count,
-            spread=outcome.shown_spread,
-        )
+GAZES = 5  # test frames on which the encoder's places are shown
 
 
 def run_figures(folder: Path, outcome: Outcome, *, quick: bool = False) -> list[Path]:
@@ -54,15 +26,16 @@ def run_figures(folder: Path, outcome: Outcome, *, quick: bool = False) -> list[
     if outcome.evidence is None or outcome.cov is None:
         return [_scatter(folder / "posterior_mean.png", outcome)]
     view = None if quick or outcome.view is None else outcome.view()
-    track = Track.of(outcome, view)
-    written = [_trajectory(folder / "trajectory.png", track, STEPS, "step of the test sequence")]
+    names = view.names if view else coordinate_names(outcome.labels, outcome.mean.shape[-1])
+    turns = view.turns if view else None
+    written = [_trajectory(folder / "trajectory.png", outcome, names, turns=turns)]
     if quick:
         return written
-    written.append(_errors(folder / "error.png", track, outcome.labels))
+    written.append(_errors(folder / "error.png", outcome))
     written += uncertainty_figures(folder, outcome)
-    if len(track.names) == 2:
-        window = None if view is None else view.window
-        written.append(ellipses(folder / "ellipses.png", track, window))
+    if len(names) == 2:
+        window = view.window if view else None
+        written.append(ellipses(folder / "ellipses.png", outcome, names, window))
     if view is not None:
         written += _observed(folder, outcome, view)
     return written
@@ -71,8 +44,9 @@ def run_figures(folder: Path, outcome: Outcome, *, quick: bool = False) -> list[
 def recording_figures(folder: Path, outcome: Outcome) -> list[Path]:
     """Of a recording whose truth nobody knows: what the filter believes at every row."""
     folder.mkdir(parents=True, exist_ok=True)
-    track = Track.of(outcome, None)
-    return [_trajectory(folder / "trajectory.png", track, ROWS, "row of the recording")]
+    names = coordinate_names(outcome.labels, outcome.mean.shape[-1])
+    path, axis_name = folder / "trajectory.png", "row of the recording"
+    return [_trajectory(path, outcome, names, steps=ROWS, axis_name=axis_name)]
 
 
 def _observed(folder: Path, outcome: Outcome, view: View) -> list[Path]:
@@ -97,53 +71,54 @@ def _observed(folder: Path, outcome: Outcome, view: View) -> list[Path]:
     return written
 
 
-def _trajectory(path: Path, track: Track, steps: int, axis_name: str) -> Path:
+def _trajectory(
+    path: Path,
+    outcome: Outcome,
+    names: list[str],
+    *,
+    turns: Sequence[float | None] | None = None,
+    steps: int = STEPS,
+    axis_name: str = "step of the test sequence",
+) -> Path:
     """The first steps with a band of two standard deviations; steps without evidence are shaded."""
-    mean, truth = track.mean[:steps], track.truth[:steps]
-    sd = np.sqrt(np.diagonal(track.cov[:steps], axis1=-2, axis2=-1).clip(0))
+    mean, truth, cov = (first_trial(z)[:steps] for z in (outcome.mean, outcome.truth, outcome.cov))
+    lost = first_trial(outcome.evidence)[:steps] == 0
+    gaps = np.flatnonzero(np.diff(lost, prepend=False, append=False)).reshape(-1, 2)
+    band = 2 * np.sqrt(np.diagonal(cov, axis1=-2, axis2=-1).clip(0))
     time = np.arange(1, len(mean) + 1)
-    count = len(track.names)
-    size = (7, 1.7 * count + 0.6)
-    with picture(path, count, figsize=size, sharex=True) as (_, axes):
+    style = {"color": ESTIMATE, "alpha": 0.2, "lw": 0, "label": f"± {outcome.shown_spread}"}
+    with picture(path, len(names), figsize=(7, 1.7 * len(names) + 0.6), sharex=True) as (_, axes):
         for k, axis in enumerate(axes[:, 0]):
-            drawn = np.stack([time, mean[:, k], 2 * sd[:, k], truth[:, k]])
-            t, centre, half, true = broken(drawn, track.turns[k])
-            band = {"color": ESTIMATE, "alpha": 0.2, "lw": 0, "label": f"± {track.spread}"}
-            axis.fill_between(t, centre - half, centre + half, **band)
+            series = np.stack([time, mean[:, k], band[:, k], truth[:, k]])
+            t, centre, half, true = _broken(series, turns[k] if turns else None)
+            axis.fill_between(t, centre - half, centre + half, **style)
             if np.isfinite(true).any():
                 axis.plot(t, true, color=TRUTH, lw=1, ls="--", label="truth")
             axis.plot(t, centre, color=ESTIMATE, lw=1.3, label="filter mean")
-            axis.set_ylabel(track.names[k])
-            for i, (start, end) in enumerate(gaps(~track.evidence[:steps])):
+            axis.set_ylabel(names[k])
+            for i, (start, end) in enumerate(gaps + 0.5):
                 name = None if i else "no evidence"
-                axis.axvspan(start + 0.5, end + 0.5, color=AGAINST, alpha=0.12, lw=0, label=name)
+                axis.axvspan(start, end, color=AGAINST, alpha=0.12, lw=0, label=name)
         axes[-1, 0].set_xlabel(axis_name)
         axes[0, 0].legend(ncols=4, loc="lower right", bbox_to_anchor=(1, 1))
     return path
 
 
-def broken(series: np.ndarray, turn: float | None) -> np.ndarray:
+def _broken(series: np.ndarray, turn: float | None) -> np.ndarray:
     """Rows [time, mean, spread, truth] with a gap where an angle passes a full turn."""
-    if turn is None:
-        return series
-    jumps = (np.abs(np.diff(series[[1, 3]])) > turn / 2).any(0)
-    parted: np.ndarray = np.insert(series, np.flatnonzero(jumps) + 1, np.nan, axis=1)
-    return parted
+    if turn is not None:
+        jumps = (np.abs(np.diff(series[[1, 3]])) > turn / 2).any(0)
+        series = np.insert(series, np.flatnonzero(jumps) + 1, np.nan, axis=1)
+    return series
 
 
-def gaps(missing: np.ndarray) -> list[tuple[int, int]]:
-    """First and behind the last place of every run of True."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], missing, [False]]).astype(int)))
-    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
-
-
-def _errors(path: Path, track: Track, labels: tuple[str, ...] | None) -> Path:
+def _errors(path: Path, outcome: Outcome) -> Path:
     """Squared error at every step with its running mean; steps without evidence are marked."""
-    error, lost = np.square(track.mean - track.truth).sum(-1), ~track.evidence
+    error = np.square(first_trial(outcome.mean) - first_trial(outcome.truth)).sum(-1)
+    lost = first_trial(outcome.evidence) == 0
     time = np.arange(1, len(error) + 1)
-    running = _running_mean(error)
-    with picture(path, figsize=(7, 2.6)) as (_, axes):
-        axis = axes[0, 0]
+    running = np.convolve(error, np.ones(RUNNING))[: len(error)] / time.clip(max=RUNNING)
+    with picture(path, figsize=(7, 2.6)) as (_, [[axis]]):
         axis.plot(time, error, ".", color="#999999", ms=3, label="each step")
         axis.plot(time, running, color=ESTIMATE, lw=1.5, label=f"mean of {RUNNING} steps")
         axis.axhline(error.mean(), color=TRUTH, lw=1, ls="--", label=f"mean {error.mean():.3g}")
@@ -152,6 +127,7 @@ def _errors(path: Path, track: Track, labels: tuple[str, ...] | None) -> Path:
         if error.min() > 0:
             axis.set_yscale("log")
         axis.set_xlabel("step of the test sequence")
+        labels = outcome.labels
         names = coordinate_names(labels, 0) if labels and len(labels) <= 2 else []
         summed = " + ".join(f"({name})²" for name in names) or "(units of $z^2$)"
         axis.set_ylabel(f"squared error\n{summed}")
@@ -159,19 +135,10 @@ def _errors(path: Path, track: Track, labels: tuple[str, ...] | None) -> Path:
     return path
 
 
-def _running_mean(values: np.ndarray) -> np.ndarray:
-    """Mean of the last RUNNING values, of fewer at the start."""
-    total = np.cumsum(np.concatenate([[0.0], values]))
-    end = np.arange(1, len(values) + 1)
-    start = np.maximum(end - RUNNING, 0)
-    mean: np.ndarray = (total[end] - total[start]) / (end - start)
-    return mean
-
-
 def _scatter(path: Path, outcome: Outcome) -> Path:
-    mean, truth = (z[0].double().numpy().ravel() for z in (outcome.mean, outcome.truth))
-    with picture(path, figsize=(3.8, 3.6)) as (_, axes):
-        axis, ends = axes[0, 0], [truth.min(), truth.max()]
+    mean, truth = (first_trial(z).ravel() for z in (outcome.mean, outcome.truth))
+    ends = [truth.min(), truth.max()]
+    with picture(path, figsize=(3.8, 3.6)) as (_, [[axis]]):
         axis.scatter(truth, mean, s=6, color=ESTIMATE, alpha=0.4, lw=0, label="estimates")
         axis.plot(ends, ends, color=TRUTH, lw=1, ls="--", label="exact")
         axis.set_aspect("equal", adjustable="datalim")

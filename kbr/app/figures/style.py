@@ -47,24 +47,14 @@ def styles_of(models: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def picture(
-    path: Path,
-    rows: int = 1,
-    columns: int = 1,
-    *,
-    kinds: Sequence[str] = ("png",),
-    rect: tuple[float, float, float, float] = (0, 0, 1, 1),
-    **settings: Any,
+    path: Path, rows: int = 1, columns: int = 1, *, kinds: Sequence[str] = ("png",), **settings: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """A figure and its axes [rows, columns], saved at `path` once they are drawn.
-
-    `rect` is the part of the figure that the axes fill; `settings` are those of plt.subplots.
-    """
+    """A figure and its axes [rows, columns], saved at `path`; `settings` are of plt.subplots."""
     with plt.style.context(STYLE):
+        settings = {"layout": "constrained", **settings}
         figure, axes = plt.subplots(rows, columns, squeeze=False, **settings)
         yield figure, axes
-        if figure.get_layout_engine() is None:
-            figure.align_ylabels()
-            figure.tight_layout(rect=rect)
+        figure.align_ylabels()
         save(figure, path, kinds)
 
 
@@ -80,11 +70,9 @@ def handles_of(axes: Any) -> tuple[list[Any], list[str]]:
 
 def save(figure: Any, path: Path, kinds: Sequence[str]) -> list[Path]:
     """The figure at `path` in every one of `kinds`; it is closed."""
-    written = []
-    for kind in kinds:
+    targets = [path.with_suffix(f".{kind}") for kind in kinds]
+    for kind, target in zip(kinds, targets, strict=True):
         metadata = {"Date": None} if kind == "svg" else None
-        target = path.with_suffix(f".{kind}")
         write_atomically(target, partial(figure.savefig, format=kind, metadata=metadata))
-        written.append(target)
     plt.close(figure)
-    return written
+    return targets

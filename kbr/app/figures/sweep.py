@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import LogLocator
 
 from kbr.app.figures.style import handles_of, picture, styles_of
 from kbr.app.report.comparison import QUICK, Comparison
@@ -34,11 +35,8 @@ def sweep_figure(path: Path, comparisons: Sequence[Comparison]) -> None:
 
 def error_panel(axis: Any, comparison: Comparison) -> None:
     """Curves over x, or a line for each model where nothing numeric is varied."""
-    if comparison.x is None:
-        _model_lines(axis, comparison)
-    else:
-        _curves(axis, comparison)
-        axis.set_xlabel(folded(comparison.label))
+    draw = _model_lines if comparison.x is None else _curves
+    draw(axis, comparison)
 
 
 def paired_panel(axis: Any, comparison: Comparison, model: str) -> None:
@@ -48,14 +46,12 @@ def paired_panel(axis: Any, comparison: Comparison, model: str) -> None:
     common = sorted(ours.keys() & theirs.keys())
     x, y = (np.array([errors[key] for key in common]) for errors in (theirs, ours))
     style = styles_of(comparison.models)[model]
-    axis.scatter(
-        x, y, s=14, color=style["color"], marker=style["marker"], alpha=0.6, linewidths=0.6
-    )
+    look = {"color": style["color"], "marker": style["marker"]}
+    axis.scatter(x, y, s=14, alpha=0.6, linewidths=0.6, **look)
     values = np.concatenate([x, y]) if common else np.array([0.0, 1.0])
     low, high = values.min(), values.max()
     if low > 0 and high / low > 5:
-        axis.set_xscale("log")
-        axis.set_yscale("log")
+        axis.set(xscale="log", yscale="log")
         margin = (high / low) ** 0.05
         ends = [low / margin, high * margin]
     else:
@@ -69,14 +65,6 @@ def paired_panel(axis: Any, comparison: Comparison, model: str) -> None:
     axis.set_ylabel(folded(f"MSE of {model}"))
 
 
-def paired_models(comparison: Comparison) -> list[str]:
-    """The models that have a seed and x in common with the reference."""
-    assert comparison.reference is not None
-    theirs = comparison.errors(comparison.reference)
-    others = [name for name in comparison.models if name != comparison.reference]
-    return [name for name in others if comparison.errors(name).keys() & theirs.keys()]
-
-
 def folded(name: str) -> str:
     """Long names of variants on several lines; of very long ones both ends."""
     if len(name) > NAME:
@@ -86,45 +74,34 @@ def folded(name: str) -> str:
 
 
 def _curves(axis: Any, comparison: Comparison) -> None:
-    styles = styles_of(comparison.models)
-    has_log = True
-    for model in comparison.models:
+    for model, style in styles_of(comparison.models).items():
         mine = [one for one in comparison.summary if one.model == model]
         at, mean, stderr = np.array([(one.at, one.mean, one.stderr) for one in mine], dtype=float).T
-        style, has_log = styles[model], has_log and bool((mean > 0).all())
         axis.plot(at, mean, label=folded(model), **style)
         lower = np.maximum(mean - 2 * stderr, mean / 10)  # log axes have no zero
         axis.fill_between(at, lower, mean + 2 * stderr, color=style["color"], alpha=0.15, lw=0)
     ticks = [float(at) for at in comparison.lowest]
     if ticks[0] > 0:
         axis.set_xscale("log", base=2 if comparison.x == "dim" else 10)
-    if has_log:  # an error of zero has no place there
+    if all(one.mean > 0 for one in comparison.summary):  # an error of zero has no place there
         axis.set_yscale("log")
-        _label_axis(axis.yaxis, *axis.get_ylim())
+        low, high = axis.get_ylim()
+        if high / low < 20:  # powers of ten alone would leave a short axis bare
+            marks = np.arange(1, 10, 0.5).tolist() if high / low < 3 else [1, 1.5, 2, 3, 4, 5, 6, 8]
+            axis.yaxis.set_major_locator(LogLocator(subs=marks))
+            axis.yaxis.set_major_formatter("{x:g}")
     axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axis.minorticks_off()
-
-
-def _label_axis(axis: Any, low: float, high: float) -> None:
-    """Powers of ten alone would leave a short log axis bare."""
-    if high / low < 20:
-        steps = np.arange(1, 10, 0.5) if high / low < 3 else (1, 1.5, 2, 3, 4, 5, 6, 8)
-        marks = [m * 10.0**e for e in range(-9, 9) for m in steps]
-        shown = [m for m in marks if low <= m <= high]
-        axis.set_ticks(shown, [f"{m:g}" for m in shown])
+    axis.set_xlabel(folded(comparison.label))
 
 
 def _model_lines(axis: Any, comparison: Comparison) -> None:
     """Every trial as a faint point, the mean with two standard errors over it."""
-    styles = styles_of(comparison.models)
-    for place, model in enumerate(comparison.models):
+    for place, (model, style) in enumerate(styles_of(comparison.models).items()):
         errors = np.array(list(comparison.errors(model).values()))
-        style = styles[model]
         axis.scatter(errors, np.full(len(errors), place), s=12, color=style["color"], alpha=0.35)
-        half = 2 * standard_error(errors)
-        axis.errorbar(
-            errors.mean(), place, xerr=half, color=style["color"], marker=style["marker"], capsize=3
-        )
+        look = {"color": style["color"], "marker": style["marker"], "capsize": 3}
+        axis.errorbar(errors.mean(), place, xerr=2 * standard_error(errors), **look)
     axis.set_yticks(range(len(comparison.models)), [folded(name) for name in comparison.models])
     axis.set_ylim(len(comparison.models) - 0.5, -0.5)
     axis.set_xlabel(ERROR)

@@ -1,4 +1,4 @@
-"""Is the filter as sure as it should be: two pictures over all trials."""
+"""Two pictures over all trials: is the filter as sure as it should be?"""
 
 from pathlib import Path
 
@@ -29,16 +29,14 @@ def _coverage(path: Path, outcome: Outcome) -> None:
         ("raw_cov, of the weights", outcome.raw_cov, RAW, "--", "s"),
         (label, outcome.cov, CALIBRATED, "-", "o"),
     )
-    with picture(path, figsize=(3.8, 3.6)) as (_, axes):
-        axis = axes[0, 0]
+    with picture(path, figsize=(3.8, 3.6)) as (_, [[axis]]):
         axis.plot([0, 1], [0, 1], color="#000000", lw=1)
         for label, cov, colour, dash, marker in curves:
             if cov is not None:
                 share = [float(coverage(mean, cov.double(), truth, level=p).mean()) for p in LEVELS]
                 axis.plot(LEVELS, share, color=colour, ls=dash, marker=marker, ms=3, label=label)
-        axis.set(
-            xlabel="level of the region", ylabel="share of truths inside", xlim=(0, 1), ylim=(0, 1)
-        )
+        axis.set(xlabel="level of the region", ylabel="share of truths inside")
+        axis.set(xlim=(0, 1), ylim=(0, 1))
         axis.legend(ncols=2, loc="lower right", bbox_to_anchor=(1.02, 1), columnspacing=1)
 
 

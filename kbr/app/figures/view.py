@@ -25,8 +25,8 @@ class View:
     `circular`: z is (cos, sin) of a heading. `window`: the left, right, lower and upper border of a
     frame in the plane of z, where z is a position. `weights`: the posterior's, on z_train, at the
     first steps. `gaze`: heat maps and places of an encoder that has them, for given frames.
-    `labels`: the latent's columns with their units, where they were recorded. `turns`: a full turn
-    of each that is an angle, None of the others.
+    `labels`: the latent's columns with their units, where they were recorded. `turns`: the size of
+    a full turn for each column that is an angle, None for the others.
     """
 
     x_train: Tensor
@@ -65,11 +65,7 @@ class Stepping(Protocol):
 
 
 def view_of(
-    task: object,
-    data: FilteringData,
-    *,
-    weights: Tensor | None = None,
-    gaze: Gaze | None = None,
+    task: object, data: FilteringData, *, weights: Tensor | None = None, gaze: Gaze | None = None
 ) -> View:
     """The view of one data set (without batch dimensions); the task says how it is shown."""
     return View(
@@ -85,11 +81,15 @@ def view_of(
 
 def coordinate_names(labels: tuple[str, ...] | None, count: int) -> list[str]:
     """The labels, as Matplotlib takes them, or z_1, z_2, ... where there are none."""
-    return (
-        [no_math(one_line(label, LABEL)) for label in labels]
-        if labels
-        else [f"$z_{k + 1}$" for k in range(count)]
-    )
+    if labels:
+        return [no_math(one_line(label, LABEL)) for label in labels]
+    return [f"$z_{k + 1}$" for k in range(count)]
+
+
+def first_trial(values: Tensor | None) -> np.ndarray:
+    """Answers or truths [trials, steps, ...] of the first trial."""
+    assert values is not None
+    return values[0].double().numpy()
 
 
 def first_weights(filt: Stepping, x: Tensor) -> Tensor:
@@ -109,14 +109,14 @@ def weights_along(filt: Stepping, x: Iterable[Tensor]) -> Iterator[Tensor]:
 def as_pictures(frames: Tensor) -> np.ndarray:
     """Frames [k, c, h, w] as [k, h, w, 3] in 0 .. 1; missing pixels are grey.
 
-    Values far outside 0 .. 1 are brought there by the frames' own range.
+    Values far outside 0 .. 1 are scaled by the frames' own range.
     """
     values = frames.double().nan_to_num(0.5)
     low, high = float(values.min()), float(values.max())
     if low < -1 or high > 2:
         values = (values - low) / max(high - low, 1e-300)
-    shown = values.clamp(0, 1).permute(0, 2, 3, 1)
-    return shown.expand(*shown.shape[:3], 3).numpy()
+    values = values.clamp(0, 1).permute(0, 2, 3, 1)
+    return values.expand(*values.shape[:3], 3).numpy()
 
 
 def spread_out(count: int, among: int) -> list[int]:

@@ -1,6 +1,12 @@
-"""What a long job will take, said before it starts; one that does not fit is refused."""
+"""What a long job will take, said before it starts and while it runs."""
+
+import sys
+from functools import partial
+
+from tqdm import tqdm
 
 from kbr.core.filters.kernel.large import estimate
+from kbr.core.filters.kernel.search import Progress
 from kbr.core.io.memory import check_memory, gigabytes
 
 LONG = 50_000  # training points, of all trials together, from which a job is announced
@@ -13,3 +19,10 @@ def announce(n_train: int, trials: int, *, quiet: bool) -> None:
     check_memory(size, what=named, advice="Lower data.n_train, or trials.")
     if n_train * trials >= LONG and not quiet:
         print(f"  {named}: about {gigabytes(size)} and {seconds:.0f} s on one core", flush=True)
+
+
+def grid_progress(filters: int, quiet: bool) -> Progress | None:
+    """A bar over bandwidth scales, each of which runs `filters` filters; on a terminal only."""
+    if quiet or not sys.stderr.isatty():
+        return None
+    return partial(tqdm, desc=f"tuning ({filters} filters each)", ncols=80, leave=False)

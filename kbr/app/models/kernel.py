@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor
 
-from kbr.app.models.announce import announce
+from kbr.app.config.schema import Engine, Grid, Positive
+from kbr.app.config.values import Node
+from kbr.app.models.announce import announce, grid_progress
 from kbr.app.models.outcome import Alternative, Method, Outcome, edge_notes
-from kbr.app.models.progress import grid_progress
 from kbr.app.recordings.task import OwnData
 from kbr.app.run.folder import BEST, RunContext
 from kbr.app.tasks.task import PosteriorMean, Problem, Sequential
@@ -42,17 +43,17 @@ class KernelMethod:
     """Kernel Bayes' rule: a posterior for each observation, or a filter, as the problem asks."""
 
     name: str
-    rule: Rule
-    lam: float | None = None
-    eta: float | None = None
-    lam_transition: float | None = None
+    rule: Annotated[Rule, Node]
+    lam: Positive | None = None
+    eta: Positive | None = None
+    lam_transition: Positive | None = None
     tune: bool = False
     true_ratio: bool = False
-    scales: Sequence[float] | None = None
-    widths: Sequence[float] = WIDTHS
-    etas: Sequence[float] | None = None
-    lams: Sequence[float] | None = None
-    engine: str = "auto"
+    scales: Grid | None = None
+    widths: Grid = WIDTHS
+    etas: Grid | None = None
+    lams: Grid | None = None
+    engine: Engine = "auto"  # a name, or an engine of the user's own
     compare_learned: bool = False
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
@@ -61,20 +62,23 @@ class KernelMethod:
         announce(int(str(problem.columns()["n_train"])), len(seeds), quiet=context.quiet)
         data = problem.trials(seeds)
         started = time.perf_counter()
-        made = self._filter(problem)
+        filt = self._unfitted(problem)
         progress = grid_progress(len(seeds) * len(self._lams()), context.quiet)
-        made.fit(data.x_train, data.z_train, units=problem.filter_units, progress=progress)
+        filt.fit(data.x_train, data.z_train, units=problem.filter_units, progress=progress)
         seconds = time.perf_counter() - started
-        return self._filtered(made, problem, data, seconds)
+        return self._filtered(filt, problem, data, seconds)
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
         state = checkpoint.load(folder / BEST, kind=KIND)
         if isinstance(problem, PosteriorMean):
             return self._posterior(problem, seeds, state)
         started = time.perf_counter()
-        made = self._filter(problem).restore(state["filter"])
+        filt = self._filter(problem).restore(state["filter"])
         seconds = time.perf_counter() - started
-        return self._filtered(made, problem, problem.trials(seeds), seconds)
+        return self._filtered(filt, problem, problem.trials(seeds), seconds)
+
+    def _unfitted(self, problem: Sequential) -> Any:
+        return self._filter(problem)
 
     def _lams(self) -> Sequence[float]:
         if self.lam is not None:
@@ -93,19 +97,20 @@ class KernelMethod:
             widths=tuple(self.widths),
             etas=None if self.etas is None else tuple(self.etas),
             lams=None if self.lams is None else tuple(self.lams),
-            engine=self.engine,
+            engine=cast(Any, self.engine),
             standardize=False,  # the problem's units do, where it has any
         )
 
     def _filtered(
-        self, made: KernelBayesFilter, problem: Sequential, data: Any, seconds: float
+        self, filt: KernelBayesFilter, problem: Sequential, data: Any, seconds: float
     ) -> Outcome:
         started = time.perf_counter()
-        result, truth = problem.test(made, data)
+        result, truth = problem.test(filt, data)
         spent = time.perf_counter() - started
-        operators, trials = made.operators, result.mean.shape[:-2]
-        chosen = {name: getattr(made.choice, name).expand(trials) for name in CHOICES}
+        operators, trials = filt.operators, result.mean.shape[:-2]
+        chosen = {name: getattr(filt.choice, name).expand(trials) for name in CHOICES}
         chosen[problem.val_name] = chosen.pop("val_mse")
+        learned = Alternative(model="iw_nn", what="a trained encoder")
         return Outcome(
             mean=result.mean,
             cov=result.cov,
@@ -124,21 +129,21 @@ class KernelMethod:
             notes=(
                 *problem.notes,
                 *getattr(operators, "notes", ()),
-                *edge_notes(made.choice.edges, "model"),
+                *edge_notes(filt.choice.edges, "model"),
             ),
-            edges=made.choice.edges,
-            alternative=_learned(problem),
-            state={"kind": KIND, "filter": made.state()},
-            view=cache(lambda: problem.view(data, self._first(made, problem))),
+            edges=filt.choice.edges,
+            alternative=learned if isinstance(problem, OwnData) else None,
+            state={"kind": KIND, "filter": filt.state()},
+            view=cache(lambda: problem.view(data, self._first(filt, problem))),
         )
 
-    def _first(self, made: KernelBayesFilter, problem: Sequential) -> KernelBayesFilter | None:
+    def _first(self, filt: KernelBayesFilter, problem: Sequential) -> KernelBayesFilter | None:
         """The filter of the first trial alone; none whose weights are too many to be shown."""
-        if is_large(made.operators.n):
+        if is_large(filt.operators.n):
             return None
-        state: dict[str, Any] = made.state()
+        state: dict[str, Any] = filt.state()
         if state["z"].ndim == 2:
-            return made
+            return filt
         return self._filter(problem).restore(member(state, 0))
 
     def _posterior(
@@ -165,14 +170,14 @@ class KernelMethod:
                 "lam": tuned.lam,
             }
         else:
-            given = {
+            settings = {
                 "scale_x": getattr(self.rule.kernel_x, "scale", 1.0),
                 "scale_z": getattr(self.rule.kernel_z, "scale", 1.0),
                 "eta": self._eta(),
                 "lam": PAPER_RIDGE if self.lam is None else self.lam,
             }
             ones = torch.ones(len(seeds), dtype=torch.float64)
-            chosen = {name: ones * value for name, value in given.items()}
+            chosen = {name: ones * value for name, value in settings.items()}
         ratio: Ratio = self.rule.ratio
         if self.true_ratio:
             ratio = ExactRatio(function=data.ratio)
@@ -209,16 +214,10 @@ class KernelMethod:
                     f"{type(ratio).__name__}. Leave out model.eta."
                 )
             return math.nan
-        found = ratio.eta if self.eta is None else self.eta
-        return PAPER_RIDGE if found is None else float(found)
+        eta = ratio.eta if self.eta is None else self.eta
+        return PAPER_RIDGE if eta is None else float(eta)
 
 
 def _scaled(kernel: Kernel | FeatureMap, scale: Tensor) -> Kernel | FeatureMap:
     """A kernel of so many bandwidths; other feature maps have none."""
     return replace(kernel, scale=scale) if isinstance(kernel, Kernel) else kernel
-
-
-def _learned(problem: Sequential) -> Alternative | None:
-    """Own data can be filtered on learned features too."""
-    own = isinstance(problem, OwnData)
-    return Alternative(model="iw_nn", what="a trained encoder") if own else None

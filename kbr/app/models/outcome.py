@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from kbr.app.figures.view import View
@@ -16,6 +17,7 @@ from kbr.app.run.folder import RunContext
 from kbr.app.tasks.task import PosteriorMean, Problem, Sequential
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.search import Edge
+from kbr.core.filters.result import FilterResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,21 @@ class Outcome:
     def shown_spread(self) -> str:
         """What pictures call two standard deviations of it."""
         return "2 sd" if self.raw_cov is None else "2 sd, calibrated"
+
+
+def stacked(trials: Iterable[tuple[FilterResult, Tensor]], **others: Any) -> Outcome:
+    """The outcome of trials that ran one after the other: beliefs and truth of each."""
+    results, truths = zip(*trials, strict=True)
+    mean = torch.stack([one.mean for one in results]).double()
+    raw = [one.raw_cov.double() for one in results if one.raw_cov is not None]
+    return Outcome(
+        mean=mean,
+        cov=torch.stack([one.cov for one in results]).double(),
+        raw_cov=torch.stack(raw) if raw else None,
+        evidence=torch.stack([one.evidence for one in results]),
+        truth=torch.stack(truths).to(mean),
+        **others,
+    )
 
 
 class Method(Protocol):

@@ -7,13 +7,14 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kbr.app.models.outcome import Outcome, sequential, trial_folder
+from kbr.app.config.schema import Part
+from kbr.app.models.outcome import Outcome, sequential, stacked, trial_folder
 from kbr.app.recordings.task import OwnData, standardised_error
 from kbr.app.run.folder import BEST, RunContext
 from kbr.app.tasks.task import Problem, Sequential
@@ -54,11 +55,11 @@ class OwnModel:
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         problem = sequential(problem, self.name)
-        started, fitted, errors, covs = time.perf_counter(), [], [], []
+        started, fitted, errors, covs, starts = time.perf_counter(), [], [], [], []
         for seed in seeds:
             rows = _rows(problem.data(seed))
             error, cov = self._validated(problem, rows, seed)
-            model = self._fitted(*rows, seed)
+            model = self._fitted(rows, seed)
             if self._can_be_kept:
                 path = trial_folder(context.folder, seed, seeds) / SAVED
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,12 +67,15 @@ class OwnModel:
             fitted.append(model)
             errors.append(error)
             covs.append(cov)
+            starts.append(torch.from_numpy(np.vstack([rows.z.mean(0), rows.z.var(0)])))
         units = problem.filter_units
         state = {
             "kind": KIND,
             "errors": torch.tensor(errors, dtype=torch.float64),
             "covs": torch.stack(covs),
             "units": None if units is None else units.record(),
+            "starts": torch.stack(starts),  # mean and variance of z, before any observation
+            "shape": list(rows.x.shape[1:]),
         }
         return self._tested(problem, seeds, fitted, state, time.perf_counter() - started)
 
@@ -80,22 +84,26 @@ class OwnModel:
         state = checkpoint.load(folder / BEST, kind=KIND)
         started, fitted = time.perf_counter(), []
         for seed in seeds:
-            path = trial_folder(folder, seed, seeds) / SAVED
-            if self._can_be_kept and path.exists():
-                fresh = deepcopy(self.model)
-                fitted.append(fresh.load(path) or fresh)  # a class method, or one that fills it
-            else:
-                fitted.append(self._fitted(*_rows(problem.data(seed)), seed))
+            kept = self.kept(trial_folder(folder, seed, seeds))
+            fitted.append(kept or self._fitted(_rows(problem.data(seed)), seed))
         if not self._can_be_kept:
             lacks = f"{type(self.model).__name__} has no save(path) and load(path)"
             print(f"  note: {lacks}, so it was fitted again to the run's data")
         return self._tested(problem, seeds, fitted, state, time.perf_counter() - started)
 
+    def kept(self, folder: Path) -> Any:
+        """The fitted model of a trial, as its own `save` wrote it; None without."""
+        path = folder / SAVED
+        if not (self._can_be_kept and path.exists()):
+            return None
+        fresh = deepcopy(self.model)
+        return fresh.load(path) or fresh  # a class method, or one that fills it
+
     @property
     def _can_be_kept(self) -> bool:
         return all(callable(getattr(self.model, name, None)) for name in ("save", "load"))
 
-    def _fitted(self, x: np.ndarray, z: np.ndarray, lengths: list[int], seed: int) -> Any:
+    def _fitted(self, rows: "Rows", seed: int) -> Any:
         """A copy, fitted; what it draws from the global generators comes from the seed."""
         from lightning import seed_everything
         from lightning.pytorch.utilities.seed import isolate_rng
@@ -106,17 +114,15 @@ class OwnModel:
         takes_lengths = "lengths" in inspect.signature(model.fit).parameters
         with isolate_rng():
             seed_everything(seed % 2**32, verbose=False)
-            model.fit(x, z, **({"lengths": lengths} if takes_lengths else {}))
+            model.fit(rows.x, rows.z, **({"lengths": rows.lengths} if takes_lengths else {}))
         return model
 
-    def _validated(
-        self, problem: Sequential, rows: tuple[np.ndarray, np.ndarray, list[int]], seed: int
-    ) -> tuple[float, Tensor]:
+    def _validated(self, problem: Sequential, rows: "Rows", seed: int) -> tuple[float, Tensor]:
         """The error on the validation block, and the covariance of the errors there."""
         x, z, lengths = rows
         cut = validation_start(len(z))
         before, blocks = split_lengths(lengths, cut)
-        model = Answers(self._fitted(x[:cut], z[:cut], before, seed), self.name)
+        model = Answers(self._fitted(Rows(x[:cut], z[:cut], before), seed), self.name)
         mean = joined([model.filter(x[start:stop]) for start, stop in blocks]).mean
         truth = torch.from_numpy(z[cut:]).to(mean)
         if isinstance(problem, OwnData):
@@ -137,16 +143,12 @@ class OwnModel:
         seconds: float,
     ) -> Outcome:
         started = time.perf_counter()
-        pairs = [
+        trials = [
             problem.test(Answers(model, self.name, cov), problem.data(seed))  # type: ignore[arg-type]
             for model, cov, seed in zip(fitted, state["covs"], seeds, strict=True)
         ]
-        results, truths = zip(*pairs, strict=True)
-        return Outcome(
-            mean=torch.stack([one.mean for one in results]),
-            cov=torch.stack([one.cov for one in results]),
-            evidence=torch.stack([one.evidence for one in results]),
-            truth=torch.stack(truths),
+        return stacked(
+            trials,
             labels=problem.labels,
             chosen={problem.val_name: state["errors"]},
             fit_seconds=seconds,
@@ -168,29 +170,35 @@ class Answers:
 
     def filter(self, x: Any) -> FilterResult:
         seen = _array(x)
-        answer = self.model.filter(seen)
-        if isinstance(answer, tuple):
-            mean, cov = answer
-        elif isinstance(answer, list) or hasattr(answer, "__array__"):
-            mean, cov = answer, None
-        else:
-            mean, cov = answer.mean, getattr(answer, "cov", None)
-        means = torch.as_tensor(_plain(mean), dtype=torch.float64)
+        means, covs = self.moments(*mean_and_cov(self.model.filter(seen)), steps=len(seen))
+        there = np.isfinite(seen).reshape(len(seen), -1).all(1)
+        return FilterResult(means, covs, torch.from_numpy(there))
+
+    def moments(self, mean: Any, cov: Any, *, steps: int) -> tuple[Tensor, Tensor]:
+        """Means [T, dz] and covariances [T, dz, dz], checked."""
+        means = torch.as_tensor(plain(mean), dtype=torch.float64)
         means = means.unsqueeze(-1) if means.ndim == 1 else means
-        steps, dz = len(seen), means.shape[-1]
+        dz = means.shape[-1]
         if means.shape != (steps, dz) or not bool(means.isfinite().all()):
             wrong = means.ndim != 2 or len(means) != steps
             raise KbrError(
                 f"filter(x) of model={self.name} must answer with finite means [T, dz], here of "
                 f"T = {steps}; got {f'shape {list(means.shape)}' if wrong else 'NaN or infinity'}."
             )
-        if cov is None:
-            known = torch.eye(dz, dtype=torch.float64) if self.cov is None else self.cov
-            covs = known.expand(steps, dz, dz)
-        else:
-            covs = torch.as_tensor(_plain(cov), dtype=torch.float64).reshape(steps, dz, dz)
-        there = np.isfinite(seen).reshape(steps, -1).all(1)
-        return FilterResult(means, covs, torch.from_numpy(there))
+        if cov is not None:
+            return means, torch.as_tensor(plain(cov), dtype=torch.float64).reshape(steps, dz, dz)
+        known = torch.eye(dz, dtype=torch.float64) if self.cov is None else self.cov
+        return means, known.expand(steps, dz, dz)
+
+
+def mean_and_cov(answer: Any) -> tuple[Any, Any]:
+    """The parts of an answer; the covariance is None where it states none."""
+    if isinstance(answer, tuple):
+        mean, cov = answer
+        return mean, cov
+    if isinstance(answer, list) or hasattr(answer, "__array__"):
+        return answer, None
+    return answer.mean, getattr(answer, "cov", None)
 
 
 @dataclass(kw_only=True)
@@ -201,7 +209,7 @@ class FrameRegressor:
     the first one the training mean.
     """
 
-    estimator: Any
+    estimator: Part
     start: Any = field(default=None, init=False)
 
     def fit(self, x: np.ndarray, z: np.ndarray) -> None:
@@ -229,19 +237,26 @@ class FrameRegressor:
         return np.where(last[:, None] >= 0, answers[last], self.start)
 
 
-def _rows(data: Any) -> tuple[np.ndarray, np.ndarray, list[int]]:
+class Rows(NamedTuple):
     """All training sequences end to end, and their lengths."""
+
+    x: np.ndarray
+    z: np.ndarray
+    lengths: list[int]
+
+
+def _rows(data: Any) -> Rows:
     several = isinstance(data.z_train, list)
     xs, zs = (data.x_train, data.z_train) if several else ([data.x_train], [data.z_train])
     z = [_array(one) for one in zs]
-    return np.concatenate([_array(one) for one in xs]), np.concatenate(z), [len(one) for one in z]
+    x = np.concatenate([_array(one) for one in xs])
+    return Rows(x, np.concatenate(z), [len(one) for one in z])
 
 
 def _array(rows: Any) -> np.ndarray:
-    found: np.ndarray = _plain(rows.read() if isinstance(rows, FileRows) else rows)
-    return found
+    return plain(rows.read() if isinstance(rows, FileRows) else rows)
 
 
-def _plain(values: Any) -> Any:
+def plain(values: Any) -> np.ndarray:
     """Tensors as arrays, wherever they are."""
     return values.numpy(force=True) if isinstance(values, Tensor) else np.asarray(values)

@@ -4,13 +4,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from kbr.app.models.announce import announce
+from kbr.app.config.schema import Positive, Steps
 from kbr.app.models.kernel import KernelMethod
 from kbr.app.models.outcome import Outcome, sequential
-from kbr.app.models.progress import grid_progress
 from kbr.app.run.folder import BEST, RunContext
-from kbr.app.tasks.task import Problem
+from kbr.app.tasks.task import Problem, Sequential
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.refined.filter import KIND, RefinedFilter
 from kbr.core.io import checkpoint
@@ -20,33 +20,29 @@ from kbr.core.io import checkpoint
 class RefinedMethod(KernelMethod):
     """`KernelMethod`, then gradient steps on what it chose and a linear readout."""
 
-    steps: int = 30
-    rate: float = 0.1
-    ridge: float | None = 1.0
+    steps: Steps = 30
+    rate: Positive = 0.1
+    ridge: Positive | None = 1.0
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
-        problem = sequential(problem, self.name)
-        announce(int(str(problem.columns()["n_train"])), len(seeds), quiet=context.quiet)
-        data = problem.trials(seeds)
-        started = time.perf_counter()
-        base = self._filter(problem)
-        made = RefinedFilter(base=base, steps=self.steps, rate=self.rate, ridge=self.ridge)
-        progress = grid_progress(len(seeds) * len(self._lams()), context.quiet)
-        made.fit(data.x_train, data.z_train, units=problem.filter_units, progress=progress)
-        return self._outcome(made, problem, data, time.perf_counter() - started)
+        return super().run(sequential(problem, self.name), seeds, context)
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
         problem = sequential(problem, self.name)
         started = time.perf_counter()
-        made = RefinedFilter.from_state(checkpoint.load(folder / BEST, kind=KIND)["refined"])
+        filt = RefinedFilter.from_state(checkpoint.load(folder / BEST, kind=KIND)["refined"])
         seconds = time.perf_counter() - started
-        return self._outcome(made, problem, problem.trials(seeds), seconds)
+        return self._filtered(filt, problem, problem.trials(seeds), seconds)
 
-    def _outcome(self, made, problem, data, seconds) -> Outcome:  # type: ignore[no-untyped-def]
-        outcome = self._filtered(made, problem, data, seconds)
-        return replace(outcome, state={"kind": KIND, "refined": made.state()})
+    def _unfitted(self, problem: Sequential) -> Any:
+        base = self._filter(problem)
+        return RefinedFilter(base=base, steps=self.steps, rate=self.rate, ridge=self.ridge)
 
-    def _first(self, made, problem) -> KernelBayesFilter | None:  # type: ignore[no-untyped-def]
+    def _filtered(self, filt, problem, data, seconds) -> Outcome:  # type: ignore[no-untyped-def]
+        outcome = super()._filtered(filt, problem, data, seconds)
+        return replace(outcome, state={"kind": KIND, "refined": filt.state()})
+
+    def _first(self, filt, problem) -> KernelBayesFilter | None:  # type: ignore[no-untyped-def]
         """Pictures show the weights of one filter alone; a batch has bandwidths of its own."""
-        state = made.kernel_filter.state()
-        return made.kernel_filter if state["z"].ndim == 2 else None
+        state = filt.kernel_filter.state()
+        return filt.kernel_filter if state["z"].ndim == 2 else None

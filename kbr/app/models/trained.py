@@ -5,20 +5,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from hydra.utils import instantiate
 
+from kbr.app.config.values import Node
 from kbr.app.figures.frames import encoder_figure
 from kbr.app.figures.view import View, spread_out
-from kbr.app.models.outcome import Alternative, Outcome, edge_notes, sequential, trial_folder
+from kbr.app.models.outcome import (
+    Alternative,
+    Outcome,
+    edge_notes,
+    sequential,
+    stacked,
+    trial_folder,
+)
 from kbr.app.run.folder import BEST, RunContext
 from kbr.app.tasks.task import Filtering, Problem, Sequential
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.search import Edge
-from kbr.core.filters.result import FilterResult, mean_squared_error
+from kbr.core.filters.result import mean_squared_error
 from kbr.core.io.file_rows import FileRows
 from kbr.core.units.units import Units
 from kbr.training.callbacks.bar import EpochBar, quiet_lightning
@@ -41,7 +49,7 @@ class TrainedMethod:
     """
 
     name: str
-    filter: TrainedFilter
+    filter: Annotated[TrainedFilter, Node]
     compare_raw: bool = False
     device: str = "cpu"
 
@@ -51,7 +59,7 @@ class TrainedMethod:
         problem = sequential(problem, self.name)
         filt, notes = self._suited(problem)
         quiet_lightning()
-        parts, started, spent = [], time.perf_counter(), 0.0
+        trials, chosen, started, spent = [], [], time.perf_counter(), 0.0
         raw: list[tuple[torch.Tensor, float]] = []  # test and validation error of the raw kernel
         edges: list[Edge] = []
         for number, seed in enumerate(seeds, 1):
@@ -62,9 +70,9 @@ class TrainedMethod:
                 continue
             edges += [replace(edge, of=len(seeds)) for edge in filt.edges]
             began = time.perf_counter()
-            result, truth = problem.test(filt, data)  # type: ignore[arg-type]
+            trials.append(problem.test(filt, data))  # type: ignore[arg-type]
             spent += time.perf_counter() - began
-            parts.append(_part(filt, problem, result, truth))
+            chosen.append(_chosen(filt, problem))
             if self.compare_raw and not in_file(data.x_train):
                 plain = KernelBayesFilter(standardize=False)
                 plain.fit(data.x_train, data.z_train, units=problem.filter_units)
@@ -76,7 +84,7 @@ class TrainedMethod:
         if not context.is_first:
             raise SystemExit(0)  # the first worker tests and writes
         info: dict[str, Any] = {"fit/epochs": filt.n_epochs, **problem.info()}
-        outcome = _stack(parts, time.perf_counter() - started - spent, spent, info)
+        seconds, columns = time.perf_counter() - started - spent, _columns(chosen)
         alternative = None
         if raw:
             info["test/mse_of_raw_kernel"] = float(torch.stack([error for error, _ in raw]).mean())
@@ -84,12 +92,16 @@ class TrainedMethod:
                 model="iw",
                 what="the kernel on raw observations",
                 error=sum(error for _, error in raw) / len(raw),
-                own_error=float(outcome.chosen[problem.val_name].mean()),
+                own_error=float(columns[problem.val_name].mean()),
             )
         elif self.compare_raw:
             notes = (*notes, "frames stay in their file: no kernel filter on raw ones beside it")
-        return replace(
-            outcome,
+        return stacked(
+            trials,
+            chosen=columns,
+            fit_seconds=seconds,
+            test_seconds=spent,
+            info=info,
             labels=problem.labels,
             alternative=alternative,
             notes=(*problem.notes, *notes, *edge_notes(edges, "model.filter")),
@@ -138,16 +150,21 @@ class TrainedMethod:
 
     def evaluate(self, problem: Problem, seeds: Sequence[int], folder: Path) -> Outcome:
         problem = sequential(problem, self.name)
-        parts, began = [], time.perf_counter()
+        trials, chosen, began = [], [], time.perf_counter()
         for seed in seeds:
             data = problem.data(seed)
             loaded = self._load(problem, seed, seeds, folder)
             loaded.to(self.device)
-            result, truth = problem.test(loaded, data)  # type: ignore[arg-type]
-            parts.append(_part(loaded, problem, result, truth))
-        outcome = _stack(parts, 0.0, time.perf_counter() - began, problem.info())
-        view = cache(lambda: self._view(problem, seeds, folder))
-        return replace(outcome, labels=problem.labels, view=view)
+            trials.append(problem.test(loaded, data))  # type: ignore[arg-type]
+            chosen.append(_chosen(loaded, problem))
+        return stacked(
+            trials,
+            chosen=_columns(chosen),
+            test_seconds=time.perf_counter() - began,
+            info=problem.info(),
+            labels=problem.labels,
+            view=cache(lambda: self._view(problem, seeds, folder)),
+        )
 
     def _view(self, problem: Sequential, seeds: Sequence[int], folder: Path) -> View:
         loaded = self._load(problem, seeds[0], seeds, folder)
@@ -215,34 +232,10 @@ def in_file(x_train: Any) -> bool:
     return isinstance(x_train, list) and isinstance(x_train[0], FileRows)
 
 
-Part = tuple[FilterResult, torch.Tensor, dict[str, float]]
+def _chosen(filt: TrainedFilter, problem: Sequential) -> dict[str, float]:
+    """What a trial chose, with its validation error."""
+    return {**filt.chosen, problem.val_name: filt.val_mse}
 
 
-def _part(
-    filt: TrainedFilter, problem: Sequential, result: FilterResult, truth: torch.Tensor
-) -> Part:
-    """One trial: beliefs, truth, what was chosen."""
-    return result, truth, {**filt.chosen, problem.val_name: filt.val_mse}
-
-
-def _stack(
-    parts: list[Part],
-    fit_seconds: float,
-    test_seconds: float,
-    info: dict[str, Any],
-) -> Outcome:
-    results = [part[0] for part in parts]
-    mean = torch.stack([r.mean for r in results]).double()
-    names = list(parts[0][2])
-    raw = [r.raw_cov.double() for r in results if r.raw_cov is not None]
-    return Outcome(
-        mean=mean,
-        cov=torch.stack([r.cov for r in results]).double(),
-        raw_cov=torch.stack(raw) if raw else None,
-        evidence=torch.stack([r.evidence for r in results]),
-        truth=torch.stack([part[1] for part in parts]).to(mean),
-        chosen={name: torch.tensor([part[2][name] for part in parts]) for name in names},
-        fit_seconds=fit_seconds,
-        test_seconds=test_seconds,
-        info=info,
-    )
+def _columns(chosen: list[dict[str, float]]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor([one[name] for one in chosen]) for name in chosen[0]}

@@ -1,6 +1,7 @@
 """What may be wrong with a recording, found before training: one sentence each."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,19 +26,19 @@ ANGLE = re.compile(r"(^|_)(yaw|heading|bearing|azimuth|angle|theta|course|direct
 
 def warnings_about(problem: "OwnData") -> list[str]:
     """All warnings about this recording and its split."""
-    recording, parts = problem.recording, problem.parts
-    gaps = _gaps(recording, parts) if parts.sampling and parts.sampling.many_gaps else ()
-    checks = (_few, _leaked_rows, _stuck, _drift, _leakage, _angles)
+    recording, split = problem.recording, problem.parts
+    many_gaps = split.sampling is not None and split.sampling.many_gaps
+    checks = (*((_gaps,) if many_gaps else ()), *TRAPS, _few, _leaked_rows, _stuck, _leakage)
     return [
-        *gaps,
-        *(found for check in TRAPS for found in check(recording, parts)),
-        *(found for check in checks for found in check(problem)),
+        *(said for check in checks for said in check(recording, split)),
+        *(said for check in (_drift, _angles) for said in check(problem)),
     ]
 
 
 def reading_notes(recording: Recording, split: Split) -> tuple[str, ...]:
     """What every run on this recording must say: what was cut, left out or not used."""
-    return tuple(found for check in (_gaps, *TRAPS, _unused) for found in check(recording, split))
+    said = (note for check in (_gaps, *TRAPS) for note in check(recording, split))
+    return (*said, *unused_note(recording))
 
 
 def gap_summary(sampling: Sampling, sequences: int, unit: str = "") -> str:
@@ -75,12 +76,13 @@ def _irregular(recording: Recording, split: Split) -> Iterator[str]:
 
 
 def _missing(recording: Recording, split: Split) -> Iterator[str]:
-    uses = {"x": "predicted in the test", "z": "not scored in the test"}
-    for name, rows in (("x", recording.x_missing), ("z", recording.z_missing)):
+    for name, rows, use in (
+        ("x", recording.x_missing, "predicted"),
+        ("z", recording.z_missing, "not scored"),
+    ):
         if lost := int(rows.sum()):
-            yield (
-                f"{lost} rows have a missing or infinite {name}: left out of training, {uses[name]}"
-            )
+            what = f"{lost} rows have a missing or infinite {name}"
+            yield f"{what}: left out of training, {use} in the test"
 
 
 def _repeated(recording: Recording, split: Split) -> Iterator[str]:
@@ -123,7 +125,7 @@ def _in_both(recording: Recording, split: Split) -> Iterator[str]:
         yield f"leakage: {', '.join(both)} is in data.x and in data.z: x holds the answer"
 
 
-def _unused(recording: Recording, split: Split) -> Iterator[str]:
+def unused_note(recording: Recording) -> Iterator[str]:
     if recording.unused:
         what = "columns" if recording.kind in ("csv", "frames") else "arrays"
         yield f"{what} not used: {some_of(recording.unused)}"
@@ -138,11 +140,11 @@ def some_of(names: Sequence[str], most: int = NAMED) -> str:
 TRAPS = (_irregular, _missing, _markers, _repeated, _constant, _in_both)
 
 
-def _few(problem: "OwnData") -> Iterator[str]:
-    count = len(problem.parts.train_rows)
+def _few(recording: Recording, split: Split) -> Iterator[str]:
+    count = len(split.train_rows)
     if count < FEW:
         yield f"only {count} usable training rows; a few hundred make a better filter"
-    steps = sum(len(piece) - 1 for piece in problem.parts.train)
+    steps = count - len(split.train)
     if steps < count / 2:
         yield (
             f"only {steps} of {count} training rows are followed by the next one: gaps and "
@@ -150,16 +152,13 @@ def _few(problem: "OwnData") -> Iterator[str]:
         )
 
 
-def _leaked_rows(problem: "OwnData") -> Iterator[str]:
-    recording, parts = problem.recording, problem.parts
+def _leaked_rows(recording: Recording, split: Split) -> Iterator[str]:
     keys = _pair_keys(recording)
-    shared = int(np.isin(keys[parts.test_rows], keys[parts.train_rows]).sum())
-    if shared:
+    if shared := int(np.isin(keys[split.test_rows], keys[split.train_rows]).sum()):
         yield f"leakage: {shared} test rows are also in the training part"
 
 
-def _stuck(problem: "OwnData") -> Iterator[str]:
-    recording = problem.recording
+def _stuck(recording: Recording, split: Split) -> Iterator[str]:
     keys = np.array([_key(row) for row in recording.x])
     same = (np.diff(keys) == 0) & ~recording.x_missing[1:]
     stuck = int((same & (np.diff(recording.sequence) == 0)).sum())
@@ -186,8 +185,7 @@ def _drift(problem: "OwnData") -> Iterator[str]:
             )
 
 
-def _leakage(problem: "OwnData") -> Iterator[str]:
-    recording = problem.recording
+def _leakage(recording: Recording, split: Split) -> Iterator[str]:
     if recording.has_images:
         return
     rows = ~(recording.x_missing | recording.z_missing)
@@ -235,12 +233,11 @@ def _of_size_one(values: np.ndarray) -> np.ndarray:
 
 def _pair_keys(recording: Recording) -> np.ndarray:
     """A number for each row, equal for equal pairs; x, which may be large, only where z repeats."""
-    states = np.array([_key(row) for row in recording.z])
-    _, group, count = np.unique(states, return_inverse=True, return_counts=True)
-    again = count[group] > 1
+    states = [_key(row) for row in recording.z]
+    count = Counter(states)
     keys = [
-        hash((state, _key(recording.x[row]) if again[row] else 0))
-        for row, state in enumerate(states.tolist())
+        hash((state, _key(recording.x[row]) if count[state] > 1 else 0))
+        for row, state in enumerate(states)
     ]
     return np.array(keys)
 

@@ -1,54 +1,68 @@
-"""Image files as one array of frames."""
+"""A folder of image files as named columns: a CSV of states, with the frames as its column x."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
+from kbr.app.recordings.columns import Columns
+from kbr.app.recordings.table import read_table
 from kbr.app.tasks.pictures import inside, read_picture
 from kbr.core.errors import KbrError
 from kbr.core.io.memory import check_memory
 
+if TYPE_CHECKING:
+    from kbr.app.recordings.read import Source
+
 PIXEL = 3 * 4  # bytes of a colour pixel, as float32
 
 
-def read_frames(
-    folder: Path,
-    files: Sequence[str],
-    where: Sequence[str],
-    *,
-    resize: Sequence[int] | None,
-    max_bytes: int,
-) -> np.ndarray:
-    """Frames [T, c, h, w], grey or RGB; a row without a file name is a missing frame.
+def read_frames(source: "Source", states: Path) -> Columns:
+    """The table `states`, whose column data.file names a frame [c, h, w] for each row."""
+    table = read_table(states, source)
+    columns = table.z
+    if not source.z and source.needs_z:
+        taken = [source.file, *(source.column(key, table.names) for key in ("sequence", "time"))]
+        columns = tuple(name for name in table.names if name not in taken)
+        if not columns:
+            raise KbrError(f"{states} has no columns of states beside {', '.join(table.names)}.")
+    table.check([source.file], "data.file")
 
-    `where` names the place of each file name, for errors.
-    """
+    def column(name: str) -> Any:
+        return _frames(source, table) if name == source.file else table.get(name)
+
+    return replace(table, kind="frames", get=column, x=source.file, z=columns)
+
+
+def _frames(source: "Source", table: Columns) -> np.ndarray:
+    """Frames [T, c, h, w], grey or RGB; a row without a file name is a missing frame."""
+    resize, files, folder = source.resize, table.get(source.file), table.path.parent
     if resize is not None and (len(resize) != 2 or min(resize) < 1):
         raise KbrError(f"data.resize must be [height, width]; got {list(resize)}.")
-    paths = [
-        inside(folder, name, place) if name else None
-        for name, place in zip(files, where, strict=True)
-    ]
+    paths = [inside(folder, name, table.place(k)) if name else None for k, name in enumerate(files)]
     frames: list[np.ndarray | None] = []
     first: np.ndarray | None = None
-    for path, place in zip(paths, where, strict=True):
-        frame = None if path is None else _frame(path, resize, max_bytes)
-        if frame is not None and first is None:
+    for row, path in enumerate(paths):
+        frame = None if path is None else _frame(path, resize, source.max_bytes)
+        frames.append(frame)
+        if frame is None:
+            continue
+        if first is None:
             first = frame
             check_memory(
                 2.0 * len(files) * frame.nbytes,  # one by one, and stacked
                 what=f"{len(files):,} frames of {frame.shape[1]} x {frame.shape[2]} pixels",
                 advice="Set data.resize=[height,width], or save them as x.npy, read by blocks.",
             )
-        if frame is not None and first is not None and frame.shape != first.shape:
+        if frame.shape != first.shape:
             sizes = " and ".join(f"{h} x {w} x {c}" for c, h, w in (first.shape, frame.shape))
             raise KbrError(
-                f"all frames must have one size and colour; found {sizes} ({place}). Set "
-                "data.resize=[height,width], or convert the files."
+                f"all frames must have one size and colour; found {sizes} ({table.place(row)}). "
+                "Set data.resize=[height,width], or convert the files."
             )
-        frames.append(frame)
     if first is None:
         raise KbrError(f"{folder} names no frames at all: the column of file names is empty.")
     empty = np.full(first.shape, np.nan, dtype=np.float32)

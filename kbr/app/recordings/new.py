@@ -1,19 +1,18 @@
 """A new recording, read as the filter was trained that is to answer it: by its `Units`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kbr.app.recordings.checks import some_of
-from kbr.app.recordings.read import Source
+from kbr.app.recordings.checks import unused_note
+from kbr.app.recordings.read import READERS, READING, Source
 from kbr.app.recordings.recording import KEEP, Recording
+from kbr.app.recordings.table import read_csv
 from kbr.core.errors import KbrError
 from kbr.core.units.units import Units
 
-TABLES = (".csv", ".tsv", ".txt")
 BORDERS = ("sequence", "time")
-READING = ("decimal", "file", "resize", "channels")  # keys of data=recording that a filter keeps
 
 
 def read_recording(
@@ -39,8 +38,9 @@ def read_recording(
 
 def read_new(units: Units, path: str | Path, keys: Mapping[str, Any]) -> Recording:
     """The recording at `path`; `keys` that are not None take the place of those of training."""
-    given = {key: value for key, value in keys.items() if value is not None}
-    if units.x_names is None and units.z_names is not None and Path(path).suffix.lower() in TABLES:
+    keys = {key: value for key, value in keys.items() if value is not None}
+    is_csv = READERS.get(Path(path).suffix.lower()) is read_csv
+    if units.x_names is None and units.z_names is not None and is_csv:
         raise KbrError(
             f"the filter takes frames, which {path} cannot hold. Give an npz file, a folder of "
             "x.npy, or a folder of frames with states.csv."
@@ -52,8 +52,8 @@ def read_new(units: Units, path: str | Path, keys: Mapping[str, Any]) -> Recordi
         x=units.x_names,
         z=units.z_names,
         needs_z=False,
-        may_lack=[key for key in BORDERS if key not in given],
-        **{"channels": KEEP, **known, **columns, **given},
+        may_lack=[key for key in BORDERS if key not in keys],
+        **{"channels": KEEP, **known, **columns, **keys},
     )
     called = (columns["sequence"] or "sequence", columns["time"] or "time")
     return replace(source.read(), called=called)
@@ -61,10 +61,14 @@ def read_new(units: Units, path: str | Path, keys: Mapping[str, Any]) -> Recordi
 
 def notes_of(units: Units, recording: Recording) -> Iterator[str]:
     """What a user must know about how a new recording was taken."""
-    if units.max_gap is not None and recording.stamps is None:
-        yield f"there is no column '{recording.called[1]}' of time: gaps cannot be seen"
-    if units.source.get("several") and recording.ids is None:
-        yield f"there is no column '{recording.called[0]}' of sequences: all rows are one"
-    if recording.unused:
-        what = "columns" if recording.kind in ("csv", "frames") else "arrays"
-        yield f"{what} not used: {some_of(recording.unused)}"
+    yield from border_notes(units, recording.columns)
+    yield from unused_note(recording)
+
+
+def border_notes(units: Units, columns: Collection[str]) -> Iterator[str]:
+    """What is lost where a column of time or of sequences is absent that training had."""
+    sequence, time = (units.column(key) or key for key in BORDERS)
+    if units.max_gap is not None and time not in columns:
+        yield f"there is no column '{time}' of time: gaps cannot be seen"
+    if units.source.get("several") and sequence not in columns:
+        yield f"there is no column '{sequence}' of sequences: all rows are one"

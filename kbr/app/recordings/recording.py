@@ -1,8 +1,8 @@
 """What was recorded: observations and reference states row by row, with names and borders."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -30,13 +30,13 @@ class Recording:
     x_names: tuple[str, ...]  # of columns, or of channels
     z_names: tuple[str, ...]
     sequence: np.ndarray  # [T] number of the sequence, 0, 1, ... in order of appearance
+    row: np.ndarray  # [T] the row's place in the file, from 0
     time: np.ndarray | None = None  # [T] float64; dates: seconds after the file's first row
     time_unit: str = ""  # "s" where the file holds dates; else what the user knows
     dtypes: tuple[str, str] = ("", "")  # of x and z in the file
     file: FileRows | None = None  # where images stay that are not to be read whole; x maps them
     has_truth: bool = True
     unused: tuple[str, ...] = ()  # columns or arrays of the file that play no part
-    row: np.ndarray | None = None  # [T] the row's place in the file, from 0; None: as they are
     ids: np.ndarray | None = None  # [T] of the sequences and
     stamps: np.ndarray | None = None  # [T] of the time, as the file has them
     called: tuple[str, str] = ("sequence", "time")  # their columns, for a filter
@@ -68,8 +68,7 @@ class Recording:
 
     @cached_property
     def z_missing(self) -> np.ndarray:
-        missing: np.ndarray = ~np.isfinite(self.z).all(1)
-        return missing if self.has_truth else np.ones(len(self), dtype=bool)
+        return _missing(self.z) if self.has_truth else np.ones(len(self), dtype=bool)
 
     def digest(self) -> str:
         """A hash of the content, to tell whether a file has changed."""
@@ -82,9 +81,8 @@ class Recording:
 
     def starts(self, max_gap: float | None = None) -> np.ndarray:
         """[T] bool: the row begins a new piece, by its sequence or after a gap in time."""
-        starts = np.ones(len(self), dtype=bool)
+        starts, sampling = np.ones(len(self), dtype=bool), self.sampling(max_gap)
         starts[1:] = np.diff(self.sequence) != 0
-        sampling = self.sampling(max_gap)
         if self.time is not None and sampling is not None:
             starts[1:] |= longer(np.diff(self.time), sampling.limit, self.time[1:])
         return starts
@@ -94,52 +92,10 @@ class Recording:
         return None if self.time is None else sampling_of(self.time, self.sequence, max_gap)
 
 
-def tidy(recording: Recording) -> Recording:
-    """Sequences as blocks in order of appearance, infinities as missing, time checked."""
-    _, first, index = np.unique(recording.sequence, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    sequence = rank[index.reshape(-1)]
-    order = np.argsort(sequence, kind="stable")
-    if recording.file is not None and (np.diff(order) != 1).any():
-        raise KbrError(
-            "the rows of a sequence must follow each other in an .npy file of frames, which is "
-            "read in order. Sort its rows by sequence."
-        )
-    time = None if recording.time is None else recording.time[order]
-    ordered = replace(
-        recording,
-        x=recording.x[order] if recording.file is None else recording.x,
-        z=np.where(np.isfinite(recording.z), recording.z, np.nan)[order],
-        sequence=sequence[order],
-        time=time,
-        row=order,
-        ids=None if recording.ids is None else recording.ids[order],
-        stamps=None if recording.stamps is None else recording.stamps[order],
-    )
-    _check(ordered, order)
-    return ordered
-
-
-def _check(recording: Recording, order: np.ndarray) -> None:
+def check(recording: Recording) -> None:
+    """Time is there and grows within sequences; not all of x, or of a known z, is missing."""
     if recording.time is not None:
-        if not np.isfinite(recording.time).all():
-            row = int(order[np.flatnonzero(~np.isfinite(recording.time))[0]])
-            raise KbrError(f"time must be there in every row; row {row + 1} has none. Fill it.")
-        wrong = (np.diff(recording.time) <= 0) & (np.diff(recording.sequence) == 0)
-        if wrong.any():
-            at = int(np.flatnonzero(wrong)[0])
-            before, now = recording.time[at : at + 2]
-            what = f"time must grow from row to row of a sequence; row {int(order[at + 1]) + 1} has"
-            if before == now:
-                raise KbrError(
-                    f"{what} the time of the row before, {before:.15g}. Take a column with more "
-                    "digits (data.time), drop the row, or name the sequences (data.sequence)."
-                )
-            raise KbrError(
-                f"{what} {now:.15g} after {before:.15g}. Sort the rows by time, or name the "
-                "sequences (data.sequence)."
-            )
+        _check_time(recording.time, recording.sequence, recording.row)
     for name, missing in (("x", recording.x_missing), ("z", recording.z_missing)):
         if missing.all() and (name == "x" or recording.has_truth):
             raise KbrError(
@@ -148,9 +104,31 @@ def _check(recording: Recording, order: np.ndarray) -> None:
             )
 
 
-def _missing(x: np.ndarray) -> np.ndarray:
+def _check_time(time: np.ndarray, sequence: np.ndarray, row: np.ndarray) -> None:
+    absent = ~np.isfinite(time)
+    if absent.any():
+        first = row[absent.argmax()] + 1
+        raise KbrError(f"time must be there in every row; row {first} has none. Fill it.")
+    wrong = (np.diff(time) <= 0) & (np.diff(sequence) == 0)
+    if not wrong.any():
+        return
+    at = int(wrong.argmax())
+    before, now = time[at : at + 2]
+    what = f"time must grow from row to row of a sequence; row {row[at + 1] + 1} has"
+    if before == now:
+        raise KbrError(
+            f"{what} the time of the row before, {before:.15g}. Take a column with more digits "
+            "(data.time), drop the row, or name the sequences (data.sequence)."
+        )
+    raise KbrError(
+        f"{what} {now:.15g} after {before:.15g}. Sort the rows by time, or name the sequences "
+        "(data.sequence)."
+    )
+
+
+def _missing(values: np.ndarray) -> np.ndarray:
     """[T] bool: something in the row is not a number."""
-    missing: np.ndarray = ~np.isfinite(x).reshape(len(x), -1).all(1)
+    missing: np.ndarray = ~np.isfinite(values).reshape(len(values), -1).all(1)
     return missing
 
 
@@ -177,7 +155,7 @@ def as_observations(x: np.ndarray, channels: str) -> np.ndarray:
         x, channels = np.moveaxis(x, -1, 1), "first"
     if are_frames(x.shape, channels):
         return x[:, None] if x.ndim == 3 else x
-    return x[:, None] if x.ndim == 1 else x.reshape(len(x), -1)
+    return x.reshape(len(x), -1)
 
 
 def names_for(given: Sequence[str] | None, count: int, letter: str, key: str) -> tuple[str, ...]:
@@ -185,12 +163,14 @@ def names_for(given: Sequence[str] | None, count: int, letter: str, key: str) ->
     if given is None:
         return tuple(f"{letter}_{k + 1}" for k in range(count))
     names = tuple(str(name) for name in given)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise KbrError(f"data.{key} names {', '.join(twice)} twice. Name every column once.")
     if len(names) != count:
         raise KbrError(
             f"data.{key} names {len(names)} columns ({', '.join(names)}); {key} in the file has "
             f"{count}. Give one name for each column."
         )
-    check_different(names, key)
     return names
 
 
@@ -199,10 +179,3 @@ def listed(names: Sequence[str] | str | None) -> tuple[str, ...] | None:
     if names is None:
         return None
     return (names,) if isinstance(names, str) else tuple(str(name) for name in names)
-
-
-def check_different(names: Iterable[str], key: str) -> None:
-    names = list(names)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise KbrError(f"data.{key} names {', '.join(twice)} twice. Name every column once.")

@@ -54,7 +54,6 @@ class Splitting:
         for key in ("n_train", "n_test"):
             if getattr(self, key) is not None and getattr(self, key) < 1:
                 raise KbrError(f"data.{key} must be at least 1 or null; got {getattr(self, key)}.")
-
         if self.max_gap is not None and not self.max_gap > 0:
             raise KbrError(f"data.max_gap must be greater than 0 or null; got {self.max_gap}.")
 
@@ -83,11 +82,10 @@ class Splitting:
         return Split(kind, train, test, held_out, recording.sampling(self.max_gap))
 
     def _ends(self, recording: Recording) -> np.ndarray:
-        held_out = np.zeros(len(recording), dtype=bool)
-        for number in range(int(recording.sequence[-1]) + 1):
-            rows = np.flatnonzero(recording.sequence == number)
-            count = round(self.test_share * len(rows))
-            held_out[rows[len(rows) - count :]] = True
+        """The last rows of every sequence."""
+        lengths = np.bincount(recording.sequence)
+        left = np.cumsum(lengths)[recording.sequence] - np.arange(len(recording))  # with this row
+        held_out: np.ndarray = left <= np.round(self.test_share * lengths)[recording.sequence]
         return held_out
 
     def _last_sequences(self, recording: Recording) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain, compress, islice
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kbr.app.figures.view import BELIEFS, Gaze, Stepping, View, weights_along
 from kbr.app.recordings.checks import reading_notes
-from kbr.app.recordings.read import Source
+from kbr.app.recordings.read import READING, Source
 from kbr.app.recordings.recording import Recording, listed
 from kbr.app.recordings.split import Split, Splitting
 from kbr.app.run.folder import DATA, read_json
@@ -27,10 +27,6 @@ from kbr.core.units.scaling import TURNS, Scaling, full_turn
 from kbr.core.units.units import Units
 from kbr.loading import knows_units
 
-CONSTANT = (
-    "x is constant over the training rows: it says nothing about z. Choose other columns (data.x), "
-    "or another part (data.split, data.test_share)."
-)
 PICTURED = 500  # test frames that pictures may show, of those that stay in their file
 
 
@@ -47,7 +43,7 @@ class OwnTrials:
     x_train: list[Any]  # tensors, or FileRows where frames stay in their file
     z_train: list[Tensor]
     x_test: list[Any]
-    lead: tuple[int, ...]
+    lead: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +74,8 @@ class OwnData:
     def recording(self) -> Recording:
         recording = self.source.read()
         names = (*(() if recording.has_images else recording.x_names), *recording.z_names)
-        for key, given in (("circular", self.circular), ("units", self.units or {})):
-            for name in given:
+        for key, marked in (("circular", self.circular), ("units", self.units or {})):
+            for name in marked:
                 if name not in names:
                     raise KbrError(
                         f"data.{key} names '{name}', which is no column of z "
@@ -117,34 +113,34 @@ class OwnData:
                 "several": recording.ids is not None,
                 "time": source.time or "time",
                 "dates": recording.time_unit == "s" if recording.time is not None else None,
-                "decimal": source.decimal,
-                "file": source.file,
-                "resize": None if source.resize is None else list(source.resize),
-                "channels": source.channels,
+                **{key: getattr(source, key) for key in READING},
             },
         )
 
     def _scale_x(self) -> Scaling:
-        rows, frames = self.parts.train_rows, self.recording.file
-        if frames is not None:
-            made = Scaling.of_images(frames.part(rows))
-            if bool((made.scale == 1).all()) and _is_constant(frames.part(rows)):
-                raise KbrError(CONSTANT)
-            return made
-        values = self.recording.x[rows]
-        if not np.ptp(values, axis=0).any():
-            raise KbrError(CONSTANT)
-        return self._scaling(values, self.recording.x_names)
+        x = self._observed(self.parts.train_rows)
+        if isinstance(x, FileRows):
+            scaling = Scaling.of_images(x)
+            constant = bool((scaling.scale == 1).all()) and _is_constant(x)
+        else:
+            scaling = self._scaling(x, self.recording.x_names)
+            constant = bool((x == x[0]).all())
+        if constant:
+            raise KbrError(
+                "x is constant over the training rows: it says nothing about z. Choose other "
+                "columns (data.x), or another part (data.split, data.test_share)."
+            )
+        return scaling
 
     def _scale_z(self) -> Scaling:
         rows, names = self.recording.z[self.parts.train_rows], self.recording.z_names
-        for name, width in zip(names, np.ptp(rows, axis=0), strict=True):
-            if width == 0:
+        for name, column in zip(names, rows.T, strict=True):
+            if (column == column[0]).all():
                 raise KbrError(
                     f"column '{name}' of z is constant over the training rows: there is nothing "
                     "to learn. Take it out of z, or change data.split or data.test_share."
                 )
-        return self._scaling(rows, names)
+        return self._scaling(torch.from_numpy(rows), names)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -158,37 +154,41 @@ class OwnData:
         return f"{name} [{unit}]" if unit else name
 
     def data(self, seed: int) -> OwnTrials:
-        return self._pieces(())
+        z, parts = self.recording.z, self.parts
+        return OwnTrials(
+            x_train=[self._observed(rows) for rows in parts.train],
+            z_train=[torch.from_numpy(z[rows]) for rows in parts.train],
+            x_test=[self._observed(rows) for rows in parts.test],
+        )
 
     def trials(self, seeds: Sequence[int]) -> OwnTrials:
         """For closed forms, which take all observations at once: frames in a file are read."""
-        made = self._pieces((len(seeds),))
+        pieces = replace(self.data(0), lead=(len(seeds),))
         frames = self.recording.file
         if frames is None:
-            return made
+            return pieces
         check_memory(
             8.0 * len(self.parts.train_rows) * math.prod(frames.shape[1:]),
             what=f"a kernel on {len(self.parts.train_rows):,} raw frames",
             advice="Use model=iw_nn, which reads them by blocks, or lower data.n_train.",
         )
-        x_train, x_test = ([rows.read() for rows in x] for x in (made.x_train, made.x_test))
-        return replace(made, x_train=x_train, x_test=x_test)
+        x_train, x_test = ([rows.read() for rows in x] for x in (pieces.x_train, pieces.x_test))
+        return replace(pieces, x_train=x_train, x_test=x_test)
 
-    def test(self, made: Filter, data: OwnTrials) -> tuple[FilterResult, Tensor]:
+    def test(self, filt: Filter, data: OwnTrials) -> tuple[FilterResult, Tensor]:
         """Answers at the test rows whose state is known, and that state, in recorded units.
 
         Every piece is entered without memory; rows with a missing x are predictions.
         """
-        whole = joined([made.filter(piece) for piece in data.x_test])
-        known = self._known
-        found = {name: getattr(whole, name) for name in ("mean", "cov", "evidence", "raw_cov")}
-        found = {name: value[known] for name, value in found.items() if value is not None}
-        truth = self.filter_units.z.nearest(self._truth(known), found["mean"])
+        whole = joined([filt.filter(piece) for piece in data.x_test])
+        answers = {name: getattr(whole, name) for name in ("mean", "cov", "evidence", "raw_cov")}
+        answers = {name: value[self._known] for name, value in answers.items() if value is not None}
+        truth = self.filter_units.z.nearest(self._truth, answers["mean"])
 
         def spread(tensor: Tensor) -> Tensor:
             return tensor.expand(*data.lead, *tensor.shape)
 
-        return FilterResult(**{n: spread(value) for n, value in found.items()}), spread(truth)
+        return FilterResult(**{n: spread(value) for n, value in answers.items()}), spread(truth)
 
     def view(self, data: OwnTrials, filt: Stepping | None = None, gaze: Gaze | None = None) -> View:
         """What pictures show: recorded values, at the test rows that `test` answers."""
@@ -206,20 +206,19 @@ class OwnData:
             weights=weights,
             gaze=gaze,
             labels=self.labels,
-            turns=tuple(self._turn(name) for name in self.recording.z_names),
+            turns=tuple(
+                full_turn(self.angle_unit) if name in self.circular else None
+                for name in self.recording.z_names
+            ),
         )
-
-    def _turn(self, name: str) -> float | None:
-        return full_turn(self.angle_unit) if name in self.circular else None
 
     def info(self) -> dict[str, Any]:
         """The error of always answering the training mean: what a filter has to beat."""
-        known, scaling = self._known, self.filter_units.z
-        k = scaling.mean.shape[-1]
-        centre = torch.zeros(int(known.sum()), k, dtype=torch.float64)
-        mean, _ = scaling.undo(centre, torch.zeros(*centre.shape, k, dtype=torch.float64))
-        truth = scaling.nearest(self._truth(known), mean)
-        return {"test/mse_of_mean": float(mean_squared_error(mean, truth))}
+        scaling, truth = self.filter_units.z, self._truth
+        centre = torch.zeros(len(truth), scaling.mean.shape[-1], dtype=torch.float64)
+        mean, _ = scaling.undo(centre, torch.diag_embed(centre))
+        error = mean_squared_error(mean, scaling.nearest(truth, mean))
+        return {"test/mse_of_mean": float(error)}
 
     def state_space(self) -> StateSpaceModel:
         raise KbrError(
@@ -287,15 +286,6 @@ class OwnData:
             "test rows are all there are. Leave out data.seed; a new recording is data.path."
         )
 
-    def _pieces(self, lead: tuple[int, ...]) -> OwnTrials:
-        z, parts = self.recording.z, self.parts
-        return OwnTrials(
-            x_train=[self._observed(rows) for rows in parts.train],
-            z_train=[torch.from_numpy(z[rows]) for rows in parts.train],
-            x_test=[self._observed(rows) for rows in parts.test],
-            lead=lead,
-        )
-
     def _observed(self, rows: np.ndarray) -> Any:
         """Observations as recorded; frames that stay in their file are read later."""
         if self.recording.file is None:
@@ -307,12 +297,13 @@ class OwnData:
         """[test rows] bool: the state was recorded."""
         return torch.from_numpy(~self.recording.z_missing[self.parts.test_rows])
 
-    def _truth(self, known: Tensor) -> Tensor:
-        return torch.from_numpy(self.recording.z[self.parts.test_rows])[known]
+    @property
+    def _truth(self) -> Tensor:
+        return torch.from_numpy(self.recording.z[self.parts.test_rows])[self._known]
 
-    def _scaling(self, rows: np.ndarray, names: Sequence[str]) -> Scaling:
+    def _scaling(self, rows: Tensor, names: Sequence[str]) -> Scaling:
         marks = () if rows.ndim > 2 else tuple(name in self.circular for name in names)
-        return Scaling.fit(torch.from_numpy(rows), marks, full_turn(self.angle_unit))
+        return Scaling.fit(rows, marks, full_turn(self.angle_unit))
 
 
 def _one_by_one(x: Tensor | FileRows) -> Iterable[Tensor]:
@@ -332,8 +323,8 @@ def standardised_error(units: Units, mean: Tensor, truth: Tensor) -> float:
 
     Columns of different units can be added this way; an angle counts by its (cos, sin).
     """
-    found = units.z.apply(mean.double()) - units.z.apply(truth.double())
-    return float(found.square().sum(-1).mean())
+    error = units.z.apply(mean.double()) - units.z.apply(truth.double())
+    return float(error.square().sum(-1).mean())
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
@@ -348,20 +339,14 @@ def recording(
     circular: Sequence[str] = (),
     angle_unit: str = "degrees",
     units: Mapping[str, str] | None = None,
-    split: str = "auto",
-    test_share: float = 0.25,
-    max_gap: float | None = None,
-    n_train: int | None = None,
-    n_test: int | None = None,
-    **reading: Any,
+    **keys: Any,
 ) -> OwnData:
-    """What data=recording names: how the file is read (the keys of `Source`), split and scaled."""
+    """What data=recording names: how the file is read (`Source`), split (`Splitting`), scaled."""
+    splitting = {each.name: keys.pop(each.name) for each in fields(Splitting) if each.name in keys}
     return OwnData(
         name=name,
-        source=Source(path=path, **reading),
-        splitting=Splitting(
-            split=split, test_share=test_share, max_gap=max_gap, n_train=n_train, n_test=n_test
-        ),
+        source=Source(path=path, **keys),
+        splitting=Splitting(**splitting),
         circular=circular,
         angle_unit=angle_unit,
         units=units,

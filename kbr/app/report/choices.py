@@ -16,41 +16,29 @@ NOT_CHOSEN = {"data", "model", "seed", *MEASURED, *COLUMNS.values()}
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What one model chose at one x: for each name a text, and the number to sort it by."""
+    """What one model chose at one x."""
 
     model: str
     at: str
     notes: Notes | None  # None where the runs recorded none
     edges: str
-    values: list[tuple[str, float | None]]
+    ranges: dict[str, tuple[str, float | None]]  # of each column: a text, a number to sort it by
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choices:
-    """All models that choose something, and what."""
-
-    data: str
-    x: str | None
-    names: list[str]
-    rows: list[Choice]
-
-
-def choices_of(comparison: Comparison) -> Choices | None:
-    """None where no model chooses anything."""
-    names = [name for name in _columns(comparison) if any(r.get(name) for r in comparison.rows)]
-    by_place: dict[tuple[str, str], list[ResultRow]] = {}
+def choices_of(comparison: Comparison) -> list[Choice]:
+    """Of every model that chooses something; all have the same columns."""
+    names = _columns(comparison)
+    trials: dict[tuple[str, str], list[ResultRow]] = {}
     for row in comparison.rows:
-        by_place.setdefault((row["model"], comparison.at(row)), []).append(row)
-    rows = []
-    for (model, at), trials in by_place.items():
-        values = [_range(trials, name) for name in names]
-        if any(text for text, _ in values):
+        trials.setdefault((row["model"], comparison.at(row)), []).append(row)
+    choices = []
+    for (model, at), rows in trials.items():
+        ranges = {name: _range(rows, name) for name in names}
+        if any(text for text, _ in ranges.values()):
             notes = comparison.notes.get((model, at))
-            edges = "not recorded" if notes is None else edge_counts(notes, len(trials))
-            rows.append(Choice(model=model, at=at, notes=notes, edges=edges, values=values))
-    if not names:
-        return None
-    return Choices(data=comparison.data, x=comparison.x, names=names, rows=rows)
+            edges = "not recorded" if notes is None else edge_counts(notes, len(rows))
+            choices.append(Choice(model=model, at=at, notes=notes, edges=edges, ranges=ranges))
+    return choices
 
 
 def edge_counts(notes: Notes, trials: int) -> str:
@@ -64,7 +52,7 @@ def edge_counts(notes: Notes, trials: int) -> str:
 
 def _columns(comparison: Comparison) -> list[str]:
     """Columns that hold what a model chose; `rmse ...` are errors of runs on own data."""
-    names = dict.fromkeys(name for row in comparison.rows for name in row)
+    names = dict.fromkeys(name for row in comparison.rows for name in row if row[name])
     others = {*NOT_CHOSEN, *varied_keys(comparison.runs)}
     return [n for n in names if not (n in others or "." in n or n.startswith("rmse "))]
 

@@ -1,9 +1,8 @@
-"""Runs compared by data set: which models, tested against which, over what that was varied."""
+"""Comparisons of runs, one for each data set: its models, their reference, what was varied."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from kbr.app.figures.style import STYLES
@@ -42,7 +41,7 @@ class Comparison:
         return any(run.is_quick for run in self.runs)
 
     def at(self, row: ResultRow) -> str:
-        return row[self.x] if self.x else ""
+        return _at(row, self.x)
 
     def errors(self, model: str) -> dict[tuple[str, int], float]:
         """By x and seed."""
@@ -61,12 +60,9 @@ class Comparison:
 
     @cached_property
     def lowest(self) -> dict[float, float]:
-        """The lowest mean error at each x, in their order."""
-        means: dict[float, float] = {}
-        for one in self.summary:
-            if one.at is not None:
-                means[one.at] = min(one.mean, means.get(one.at, one.mean))
-        return dict(sorted(means.items()))
+        """The lowest mean error at each x, in order of x."""
+        places = sorted({one.at for one in self.summary if one.at is not None})
+        return {at: min(one.mean for one in self.summary if one.at == at) for at in places}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,44 +81,37 @@ class Report:
     def rows(self) -> list[ResultRow]:
         """Every trial, with columns for the keys that are varied."""
         runs = self.collection.runs
-        return [row for row, _ in _trials(runs, further_keys(runs))]
+        return [row for row, _ in _trials(runs, varied_keys(runs))]
 
 
 def report_of(collection: Collection) -> Report:
     """A comparison for each data set.
 
-    Of further keys that are varied, those of the data make data sets of their own, as their test
-    sequences are others; the rest become part of the models' names.
+    Further varied keys of the data make separate data sets, as they change the test sequences;
+    other varied keys become part of the models' names.
     """
     problems = list(collection.problems)
     by_data: dict[tuple[str, str], list[Run]] = {}
     for run in collection.runs:
-        for name in dict.fromkeys(row["data"] for row in run.rows):
-            by_data.setdefault((name, _recording(run)), []).append(run)
+        by_data.setdefault((run.rows[0]["data"], _recording(run)), []).append(run)
     names = [name for name, _ in by_data]
     comparisons = []
     for (name, recording), runs in sorted(by_data.items(), key=lambda item: item[0]):
         title = f"{name} {recording}" if names.count(name) > 1 else name
-        comparisons += _comparisons(name, title, runs, problems)
+        comparisons += _comparisons(title, runs, problems)
     return Report(collection=collection, comparisons=comparisons, problems=problems)
 
 
 def varied_keys(runs: Sequence[Run]) -> list[str]:
-    """Keys given on the command line whose value is not the same in all runs."""
-    keys = dict.fromkeys(
-        text.lstrip("+~").partition("=")[0] for run in runs for text in run.overrides
-    )
+    """Keys of the command line that differ between runs and have no column in results.csv."""
+    overrides = (text for run in runs for text in run.overrides)
+    keys = dict.fromkeys(text.lstrip("+~").partition("=")[0] for text in overrides)
     return [
         key
         for key in keys
-        if not (key in SAME or key.split(".")[0] in SAME_GROUPS)
+        if not (key in SAME or key in COLUMNS or key.split(".")[0] in SAME_GROUPS)
         and len({_plain(run.value(key)) for run in runs}) > 1
     ]
-
-
-def further_keys(runs: Sequence[Run]) -> list[str]:
-    """Those among them that results.csv has no column for."""
-    return [key for key in varied_keys(runs) if key not in COLUMNS]
 
 
 def _trials(runs: Sequence[Run], keys: Sequence[str]) -> list[Trial]:
@@ -134,66 +123,64 @@ def _trials(runs: Sequence[Run], keys: Sequence[str]) -> list[Trial]:
 
 
 def _recording(run: Run) -> str:
-    """The file of a recording of one's own; files of other data hold what is always the same."""
+    """The file of the user's own recording; other data are the same from any file."""
     return _plain(run.value("data.path")) if run.value("data") in OWN else ""
 
 
-def _comparisons(data: str, title: str, runs: list[Run], problems: list[str]) -> list[Comparison]:
-    """The trials on `data`, apart for the keys of the data that are not on the x axis."""
+def _comparisons(title: str, runs: list[Run], problems: list[str]) -> list[Comparison]:
+    """Runs on one data set; keys of the data that are not on the x axis set them apart."""
     figure = next((run.figure for run in runs if run.figure), {})
-    keys = further_keys(runs)
-    columns = [name for name in COLUMNS.values() if _varies(runs, name)] + keys
-    trials = [(row, run) for row, run in _trials(runs, keys) if row["data"] == data]
+    keys = varied_keys(runs)
+    trials = _trials(runs, keys)
+    values = {name: {row.get(name) or None for row, _ in trials} for name in COLUMNS.values()}
+    columns = [name for name in values if len(values[name] - {None}) > 1] + keys
     wanted = [*filter(None, [figure.get("x")]), *columns]
     x = next((c for c in wanted if all(is_number(row.get(c)) for row, _ in trials)), None)
-    of_data = {*COLUMNS.values(), *(key for key in keys if key.startswith("data."))} - {x}
+    of_data = {*COLUMNS.values(), *(key for key in keys if key.startswith("data."))}
     parts: dict[str, list[Trial]] = {}
     for row, run in trials:
         names = {c: f"{c.rpartition('.')[2]}={row[c]}" for c in columns if c != x and row.get(c)}
         row["data"] = " ".join([title, *(names[c] for c in names if c in of_data)])
         row["model"] = " ".join([row["model"], *(names[c] for c in names if c not in of_data)])
         parts.setdefault(row["data"], []).append((row, run))
-    return [_comparison(name, x, figure, mine, problems) for name, mine in parts.items()]
+    return [_comparison(data, x, figure, mine, problems) for data, mine in parts.items()]
 
 
 def _comparison(
     data: str, x: str | None, figure: dict[str, Any], trials: list[Trial], problems: list[str]
 ) -> Comparison:
-    order = [*(figure.get("models") or ()), *STYLES]
-    models = sorted(
-        {row["model"] for row, _ in trials},
-        key=lambda name: (_rank(name.partition(" ")[0], order), name),
-    )
+    models = sorted({row["model"] for row, _ in trials})
+    families = {name: name.partition(" ")[0] for name in models}
+    order = [*(figure.get("models") or ()), *STYLES, *families.values()]
+    models.sort(key=lambda name: order.index(families[name]))
     reference = figure.get("reference")
     if reference not in models:
         reference = models[0] if len(models) > 1 else None
     kept = _without_duplicates(data, x, trials, problems)
-    own_label = figure.get("label") if x and x == figure.get("x") else None
-
-    def place(row: ResultRow) -> tuple[int, float]:
-        return models.index(row["model"]), float(row[x]) if x else 0.0
-
+    label = figure.get("label") if x == figure.get("x") else None
     return Comparison(
         data=data,
         x=x,
-        label=own_label or LABELS.get(x or "", x or ""),
+        label=label or LABELS.get(x or "", x or ""),
         reference=reference,
         models=models,
-        rows=sorted((row for row, _ in kept), key=place),
+        rows=sorted(
+            (row for row, _ in kept),
+            key=lambda row: (models.index(row["model"]), float(row[x]) if x else 0.0),
+        ),
         runs=list(dict.fromkeys(run for _, run in trials)),
         notes=_notes(kept, x),
     )
 
 
 def _notes(trials: list[Trial], x: str | None) -> dict[tuple[str, str], Notes]:
-    """What the runs noted, by model and x; runs that recorded nothing of the kind are absent."""
-    runs: dict[tuple[str, str], dict[Run, None]] = {}
-    for row, run in trials:
-        runs.setdefault((row["model"], row[x] if x else ""), {})[run] = None
-    notes = {key: [run.notes for run in mine] for key, mine in runs.items()}
+    """What the runs noted, by model and x; absent where one of them has no record of it."""
+    notes: dict[tuple[str, str], list[Notes | None]] = {}
+    for model, at, run in dict.fromkeys((row["model"], _at(row, x), run) for row, run in trials):
+        notes.setdefault((model, at), []).append(run.notes)
     return {
-        key: Notes.joined(one for one in mine if one is not None)
-        for key, mine in notes.items()
+        place: Notes.joined(one for one in mine if one is not None)
+        for place, mine in notes.items()
         if None not in mine
     }
 
@@ -203,18 +190,17 @@ def _without_duplicates(
 ) -> list[Trial]:
     """The first row of each model, x and seed; the others are a problem."""
     first: dict[tuple[str, str, str], Trial] = {}
-    double: dict[tuple[str, Path, Path], list[tuple[str, bool]]] = {}
+    repeated: dict[tuple[str, str], list[tuple[str, bool]]] = {}  # seed; is its error the same?
     for row, run in trials:
-        key = (row["model"], row[x] if x else "", row["seed"])
-        earlier, by = first.setdefault(key, (row, run))
+        earlier, by = first.setdefault((row["model"], _at(row, x), row["seed"]), (row, run))
         if earlier is not row:
             what = row["model"] + (f", {x} = {row[x]}" if x else "")
+            where = " and ".join(dict.fromkeys(map(location, (by.folder, run.folder))))
             same = earlier["mse"] == row["mse"]
-            double.setdefault((what, by.folder, run.folder), []).append((row["seed"], same))
-    for (what, place, again), repeated in double.items():
-        seeds = one_line(", ".join(seed for seed, _ in repeated))
-        errors = "equal" if all(same for _, same in repeated) else "different"
-        where = " and ".join(dict.fromkeys(map(location, (place, again))))
+            repeated.setdefault((what, where), []).append((row["seed"], same))
+    for (what, where), rows in repeated.items():
+        seeds = one_line(", ".join(seed for seed, _ in rows))
+        errors = "equal" if all(same for _, same in rows) else "different"
         problems.append(
             f"{data}, {what}: seed(s) {seeds} twice, with {errors} errors, in {where}; the first "
             "is kept"
@@ -222,12 +208,8 @@ def _without_duplicates(
     return list(first.values())
 
 
-def _varies(runs: Sequence[Run], column: str) -> bool:
-    return len({row[column] for run in runs for row in run.rows if row.get(column)}) > 1
-
-
-def _rank(name: str, order: Sequence[str]) -> int:
-    return order.index(name) if name in order else len(order)
+def _at(row: ResultRow, x: str | None) -> str:
+    return row[x] if x else ""
 
 
 def _plain(value: Any) -> str:

@@ -13,7 +13,6 @@ from kbr.app.text.numbers import in_digits
 STARS = ((1e-4, "****"), (1e-3, "***"), (1e-2, "**"), (5e-2, "*"))
 TEST_FROM = 6  # with fewer pairs the signed-rank test cannot reach p < .05
 WIDEST = 6  # columns of a table that is 80 characters wide
-STATISTICS = ("model", "trials", "mean", "stderr", "median")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +54,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Math: p'_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)), p sorted ascending, m of them.
     Ref:  Holm 1979.
     """
-    order = np.argsort(p_values, kind="stable")
-    corrected, floor = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        floor = max(floor, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = floor
-    return corrected
+    p = np.asarray(p_values)
+    order = np.argsort(p, kind="stable")
+    corrected = np.empty(len(p))
+    corrected[order] = np.maximum.accumulate(np.arange(len(p), 0, -1) * p[order]).clip(max=1)
+    return [float(value) for value in corrected]
 
 
 def standard_error(errors: np.ndarray) -> float:
@@ -70,7 +68,7 @@ def standard_error(errors: np.ndarray) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSummary:
-    """Errors of one model on one data set at one x; `test` is None of the reference itself."""
+    """Errors of one model on one data set at one x; `test` is None for the reference itself."""
 
     data: str
     x: str | None
@@ -89,14 +87,14 @@ class ModelSummary:
 
     def row(self) -> dict[str, Any]:
         """As a row of summary.csv."""
-        test = self.test
+        names, test = ("model", "trials", "mean", "stderr", "median"), self.test
         return {
             "data": self.data,
             **({} if self.x is None else {self.x: self.at}),
-            **{name: getattr(self, name) for name in STATISTICS},
-            "p_value": None if test is None else test.p,
+            **{name: getattr(self, name) for name in names},
+            "p_value": test and test.p,
             "p_holm": self.p_holm,
-            "pairs": None if test is None else test.pairs,
+            "pairs": test and test.pairs,
             "note": "" if test is None else test.note,
         }
 
@@ -112,10 +110,10 @@ def summarize(
     summaries = []
     for (data, at, model), errors in cells.items():
         values, test = np.array(list(errors.values())), None
-        if reference and model != reference:
-            against = cells.get((data, at, reference))
+        if reference and (data, at, reference) not in cells:
             test = PairedTest(pairs=0, note=f"no trials of {reference}")
-            test = test if against is None else paired_test(errors, against)
+        elif reference and model != reference:
+            test = paired_test(errors, cells[data, at, reference])
         summaries.append(
             ModelSummary(
                 data=data,
@@ -133,15 +131,12 @@ def summarize(
 
 
 def _with_holm(summaries: Sequence[ModelSummary]) -> list[ModelSummary]:
-    tested: dict[str, list[tuple[int, float]]] = {}
-    for place, one in enumerate(summaries):
-        if one.test is not None and one.test.p is not None:
-            tested.setdefault(one.data, []).append((place, one.test.p))
-    corrected: dict[int, float] = {}
-    for comparisons in tested.values():
-        places, p_values = zip(*comparisons, strict=True)
-        corrected |= dict(zip(places, holm(p_values), strict=True))
-    return [replace(one, p_holm=corrected.get(place)) for place, one in enumerate(summaries)]
+    corrected: dict[ModelSummary, float] = {}
+    for data in {one.data for one in summaries}:
+        tests = {one: one.test.p for one in summaries if one.data == data and one.test}
+        tested = {one: p for one, p in tests.items() if p is not None}
+        corrected |= zip(tested, holm(list(tested.values())), strict=True)
+    return [replace(one, p_holm=corrected.get(one)) for one in summaries]
 
 
 def stars(p: float | None) -> str:
@@ -154,8 +149,14 @@ def format_table(table: Sequence[ModelSummary], x: str | None, reference: str | 
     lines = []
     for data in dict.fromkeys(one.data for one in table):
         mine = [one for one in table if one.data == data]
+        width = max(13, *(len(one.model) for one in mine))
         lines.append(f"\n{data}: mean MSE" + (f" by {x}" if x else ""))
-        lines += _single(mine) if x is None else _blocks(mine)
+        if x:
+            lines += _blocks(mine, width)
+            continue
+        for one in mine:
+            stderr = in_digits(one.stderr, like=one.mean)
+            lines.append(f" {one.model:<{width}}{_cell(one):>11} ± {stderr}")
     return "\n".join([*lines, *legend(table, reference)])
 
 
@@ -174,20 +175,11 @@ def legend(table: Sequence[ModelSummary], reference: str | None) -> list[str]:
     return lines
 
 
-def _single(table: Sequence[ModelSummary]) -> list[str]:
-    width = max(13, *(len(one.model) for one in table))
-    return [
-        f" {one.model:<{width}}{_cell(one):>11} ± {in_digits(one.stderr, like=one.mean)}"
-        for one in table
-    ]
-
-
-def _blocks(table: Sequence[ModelSummary]) -> list[str]:
-    """Columns that do not fit side by side go into further blocks."""
+def _blocks(table: Sequence[ModelSummary], width: int) -> list[str]:
+    """Columns that do not fit side by side go into further blocks; names are `width` wide."""
     columns = sorted({one.at for one in table if one.at is not None})
     cells = {(one.model, one.at): _cell(one) for one in table}
     models = list(dict.fromkeys(one.model for one in table))
-    width = max(13, *(len(model) for model in models))
     fit = max(1, min(WIDEST, (79 - width) // 11))
     lines = []
     for start in range(0, len(columns), fit):

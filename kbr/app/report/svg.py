@@ -1,4 +1,4 @@
-"""Pictures as SVG inside a page: they take the page's ink, so light and dark both read well."""
+"""Pictures as SVG inside a page, in the page's own colours: readable in light and dark mode."""
 
 import io
 import warnings
@@ -31,23 +31,17 @@ def inline_svg(draw: Callable[[Any], None], *, size: tuple[float, float], label:
         plt.close(figure)
     root = ElementTree.fromstring(buffer.getvalue())
     for element in root.iter():
-        _fit_for_page(element)
+        element.tag = element.tag.removeprefix(f"{{{SVG}}}")  # which a page implies
+        if element.tag == "g":
+            element.attrib.pop("id", None)  # every picture has the same names
+        if LINK in element.attrib:
+            element.set("href", element.attrib.pop(LINK))
+        if style := element.get("style"):
+            for colour, variable in COLOURS.items():
+                style = style.replace(f": {colour}", f": {variable}")
+            element.set("style", style)
+    for parent in root.findall("defs[style]"):  # a style would hold for the whole page
+        root.remove(parent)
     root.attrib = {"class": "plot", "viewBox": root.attrib["viewBox"]}
     root.attrib |= {"role": "img", "aria-label": label}
     return ElementTree.tostring(root, "unicode")
-
-
-def _fit_for_page(element: ElementTree.Element) -> None:
-    """Without styles of the whole page and names of groups; colours are the page's."""
-    for child in list(element):
-        if child.tag == f"{{{SVG}}}style":
-            element.remove(child)
-    element.tag = element.tag.removeprefix(f"{{{SVG}}}")  # which a page implies
-    if element.tag == "g":
-        element.attrib.pop("id", None)
-    if LINK in element.attrib:
-        element.attrib["href"] = element.attrib.pop(LINK)
-    if style := element.get("style"):
-        for colour, variable in COLOURS.items():
-            style = style.replace(f": {colour}", f": {variable}")
-        element.set("style", style)

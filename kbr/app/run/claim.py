@@ -10,6 +10,7 @@ from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.building.trusted import saved_config
+from kbr.app.config.values import walked
 from kbr.app.run.folder import LOCK, MANIFEST, METRICS, RESULTS
 from kbr.app.run.resume import FREE, last_checkpoints
 from kbr.app.text.commands import resume_command, shown
@@ -27,7 +28,8 @@ def claim(config: DictConfig, key: str) -> Path:
     """
     folder = Path(OmegaConf.select(config, key))
     _check_writable(folder, key)
-    if not _is_by_clock(folder):
+    by_clock = os.environ.get(BY_CLOCK) == str(os.getpid()) and os.environ[RUN_ID] in str(folder)
+    if not by_clock:
         _check_free(config, folder, key)
         folder.mkdir(parents=True, exist_ok=True)
     else:
@@ -39,24 +41,16 @@ def claim(config: DictConfig, key: str) -> Path:
             except FileExistsError:
                 os.environ[RUN_ID] = f"{first}_{number}"
                 folder = Path(OmegaConf.select(config, key))
-    _lock(folder, key)
+    lock(folder, key)
     _check_free(config, folder, key)  # again: another run may have ended in between
     return folder
 
 
-def lock(folder: Path) -> None:
-    """For a run that goes on in its own folder."""
-    _lock(folder, "resume")
-
-
-def _is_by_clock(folder: Path) -> bool:
-    return os.environ.get(BY_CLOCK) == str(os.getpid()) and os.environ[RUN_ID] in str(folder)
-
-
-def _lock(folder: Path, key: str) -> None:
-    made = FileLock(folder / LOCK)
+def lock(folder: Path, key: str) -> None:
+    """Until this process ends; `key` is the setting that names the folder."""
+    held = FileLock(folder / LOCK)
     try:
-        made.acquire(timeout=0)
+        held.acquire(timeout=0)
     except Timeout:
         raise KbrError(
             f"{shown(folder)} is in use by another run. Wait for its end, or set {key} to "
@@ -64,7 +58,7 @@ def _lock(folder: Path, key: str) -> None:
         ) from None
     except NotImplementedError:
         print(f"  note: no locks on this disk; start no second run in {shown(folder)}")
-    _held.append(made)
+    _held.append(held)
 
 
 def _check_free(config: DictConfig, folder: Path, key: str) -> None:
@@ -78,8 +72,8 @@ def _check_free(config: DictConfig, folder: Path, key: str) -> None:
         raise KbrError(f"{shown(folder)} holds a finished run. {advice}.")
     if not (folder / ".hydra" / "config.yaml").is_file():
         others = [METRICS, RESULTS, "checkpoints", "multirun.yaml"]
-        if found := [name for name in others if (folder / name).exists()]:
-            raise KbrError(f"{shown(folder)} holds {found[0]} of another run or sweep. {advice}.")
+        if left := [name for name in others if (folder / name).exists()]:
+            raise KbrError(f"{shown(folder)} holds {left[0]} of another run or sweep. {advice}.")
         return
     saved, now = _plain(saved_config(folder)), _plain(config)
     changed = sorted(name for name in {*saved, *now} if saved.get(name) != now.get(name))
@@ -93,19 +87,10 @@ def _check_free(config: DictConfig, folder: Path, key: str) -> None:
 
 def _plain(config: DictConfig) -> dict[str, Any]:
     """Every value by its dotted key, references as they are written."""
-    found: dict[str, Any] = {}
-
-    def walk(value: Any, key: str) -> None:
-        if isinstance(value, dict) and value:
-            for name, item in value.items():
-                walk(item, f"{key}.{name}" if key else str(name))
-        else:
-            found[key] = value
-
     plain = OmegaConf.to_container(config, resolve=False)
     assert isinstance(plain, dict)
-    walk({k: v for k, v in plain.items() if k not in (*FREE, "hydra")}, "")
-    return found
+    decisive = {key: value for key, value in plain.items() if key not in (*FREE, "hydra")}
+    return {key: value for key, value in walked(decisive) if value == {} or type(value) is not dict}
 
 
 def _check_writable(folder: Path, key: str) -> None:

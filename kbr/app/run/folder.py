@@ -77,12 +77,8 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def read_metrics(folder: Path) -> dict[str, Any]:
-    """metrics.json; empty if it is missing or damaged."""
-    return read_json(folder / METRICS) or {}
-
-
 def read_json(path: Path) -> dict[str, Any] | None:
+    """Named values; None if the file is missing or damaged."""
     try:
         read = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):

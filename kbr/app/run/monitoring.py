@@ -1,15 +1,15 @@
 """TensorBoard: scalars and pictures of every run, learned or closed-form."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.config.resolvers import model_name
+from kbr.app.config.values import walked
 from kbr.app.models.outcome import Outcome
 
-BUILDING = ("problem", "path")
+BUILDING = ("problem", "path")  # what only serves to build objects
 # Groups stand in the order of the alphabet, the first two open: training, view, whole_run. Pictures
 # are numbered, so that the answers come first and a picture has one name in all runs.
 PICTURES = (
@@ -44,10 +44,10 @@ def log_outcome(
     from torch.utils.tensorboard.summary import hparams
 
     with SummaryWriter(str(folder / "tensorboard")) as writer:
-        shown = {f"whole_run/{name}": metrics[name] for name in IN_TABLE if name in metrics}
-        for summary in hparams(settings(config), shown):  # type: ignore[no-untyped-call]
+        scalars = {f"whole_run/{name}": metrics[name] for name in IN_TABLE if name in metrics}
+        for summary in hparams(settings(config), scalars):  # type: ignore[no-untyped-call]
             writer.file_writer.add_summary(summary)
-        for name, value in shown.items():
+        for name, value in scalars.items():
             writer.add_scalar(name, value, 0)
         writer.add_text("whole_run/metrics", _table(metrics))
         if outcome.evidence is not None and len(pictures) > 1:
@@ -56,13 +56,8 @@ def log_outcome(
                 writer.add_scalar("view/squared_error", value, step)
         for path in pictures:
             image = matplotlib.image.imread(path)[..., :3]
-            writer.add_image(_tag(path.stem), image, 0, dataformats="HWC")
-
-
-def _tag(picture: str) -> str:
-    if picture not in PICTURES:
-        return f"view/{picture}"
-    return f"view/{PICTURES.index(picture) + 1}_{picture}"
+            place = f"{PICTURES.index(path.stem) + 1}_" if path.stem in PICTURES else ""
+            writer.add_image(f"view/{place}{path.stem}", image, 0, dataformats="HWC")
 
 
 def _table(metrics: dict[str, Any]) -> str:
@@ -80,7 +75,11 @@ def settings(config: DictConfig) -> dict[str, Setting]:
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     data, model = plain["data"], plain["model"]
-    first = {"data": data.pop("name"), "model": model_name(model), "seed": plain["seed"]}
+    first: dict[str, Setting] = {
+        "data": data.pop("name"),
+        "model": model_name(model),
+        "seed": plain["seed"],
+    }
     model.pop("name", None)
     if "n_train" in data:
         first["n_train"] = data.pop("n_train")
@@ -88,14 +87,8 @@ def settings(config: DictConfig) -> dict[str, Setting]:
     if encoder:
         first["encoder"] = encoder["_target_"].rpartition(".")[2]
     rest = {"data": data, "model": model, "trials": plain["trials"]}
-    return {**first, **dict(_flat("set", rest))}
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Setting]]:
-    """Leaves of nested dicts under their dotted names; what only serves to build objects is out."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not key.startswith("_") and key not in BUILDING:
-                yield from _flat(f"{name}.{key}", inner)
-    elif value is not None:
-        yield name, value if isinstance(value, bool | int | float | str) else str(value)
+    for key, value in walked(rest, "set"):
+        building = any(name.startswith("_") or name in BUILDING for name in key.split("."))
+        if not (building or value is None or isinstance(value, dict)):
+            first[key] = value if isinstance(value, bool | int | float | str) else str(value)
+    return first

@@ -7,14 +7,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, flag_override
 
-from kbr.app.building.trusted import (
-    check_resolvers,
-    names_of,
-    plain_values,
-    read_yaml,
-    saved_config,
-)
+from kbr.app.building.trusted import check_resolvers, names_of, plain_values, saved_config
 from kbr.app.run.folder import MANIFEST
+from kbr.app.runs.files import inside, read_yaml
+from kbr.app.runs.finished import HYDRA
 from kbr.app.text.commands import command, setting, shown
 from kbr.core.errors import KbrError
 
@@ -50,9 +46,11 @@ def use_saved_settings(config: DictConfig) -> None:
                 config[key] = value
         config.hydra.output_subdir = None
         config.hydra.runtime.choices.update(choices)
-    given = Path(config.hydra.run.dir)
-    if given.resolve() != folder.resolve():
-        raise KbrError(f"a run goes on in its own folder, not in {given}. Leave out hydra.run.dir.")
+    now_in = Path(config.hydra.run.dir)
+    if now_in.resolve() != folder.resolve():
+        raise KbrError(
+            f"a run goes on in its own folder, not in {now_in}. Leave out hydra.run.dir."
+        )
 
 
 def _resumable(folder: Path) -> DictConfig:
@@ -72,11 +70,8 @@ def _resumable(folder: Path) -> DictConfig:
 
 def _choices(folder: Path) -> dict[str, str | None]:
     """The option of every config group, as the run was started."""
-    found: Any = read_yaml(folder / ".hydra" / "hydra.yaml")
-    for key in ("hydra", "runtime", "choices"):
-        found = found.get(key) if isinstance(found, dict) else None
-    kept = found if isinstance(found, dict) else {}
-    return {str(k): None if v is None else str(v) for k, v in kept.items()}
+    choices = inside(read_yaml(folder / HYDRA), "hydra", "runtime", "choices")
+    return {str(k): None if v is None else str(v) for k, v in choices.items()}
 
 
 def _check_same(
@@ -96,18 +91,13 @@ def _check_same(
 
 
 def _value(config: DictConfig, key: str) -> Any:
-    found = OmegaConf.select(config, key)
-    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+    value = OmegaConf.select(config, key)
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _merge_free(typed: list[Override], config: DictConfig, saved: DictConfig) -> None:
-    """What may differ: as typed now, else as saved."""
-    for one in typed:
-        key = one.key_or_group
-        if key in ("trainer", "logger"):
-            saved[key] = config[key]
-    for one in typed:
-        key = one.key_or_group
-        if key.startswith(("trainer.", "logger.")):
-            OmegaConf.update(saved, key, OmegaConf.select(config, key), force_add=True)
+    """What may differ: as typed now, else as saved; a group before its keys."""
+    keys = {one.key_or_group for one in typed}
+    for key in sorted(key for key in keys if key.partition(".")[0] in ("trainer", "logger")):
+        OmegaConf.update(saved, key, OmegaConf.select(config, key), merge=False, force_add=True)
     saved.resume, saved.trust = config.resume, config.trust

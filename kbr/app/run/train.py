@@ -31,7 +31,7 @@ from kbr.app.run.folder import (
     METRICS,
     RESULTS,
     RunContext,
-    read_metrics,
+    read_json,
     write_json,
     write_rows,
 )
@@ -73,7 +73,7 @@ def train_job(config: DictConfig) -> float | None:
     if sweeping:
         reason = why_unfinished(folder, fingerprint(config))
         if reason is None:
-            return objective(read_metrics(folder), config.optimized_metric)
+            return objective(read_json(folder / METRICS) or {}, config.optimized_metric)
         if reason:
             print(f"  {folder.name} is run again: {reason}")
         for name in (FAILURE, MANIFEST):
@@ -111,8 +111,8 @@ def objective(metrics: dict[str, Any], name: str | None = None) -> float | None:
                 f"optimized_metric={name} was not measured. There are: {', '.join(metrics)}."
             )
         return float(metrics[name])
-    found = [value for key, value in metrics.items() if key.startswith("val/mse")]
-    return float(found[0]) if found else None
+    errors = [value for key, value in metrics.items() if key.startswith("val/mse")]
+    return float(errors[0]) if errors else None
 
 
 def _work(config: DictConfig, folder: Path) -> None:
@@ -179,13 +179,13 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     pictures = run_figures(folder / "figures", outcome, quick=sweeping)
     if config.logger.get("name") == "tensorboard":
         log_outcome(folder, config, metrics, outcome, pictures)
-    made = {
+    about = {
         "seconds": round(seconds, 3),
         "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
         "notes": list(outcome.notes),
         "edges": [asdict(edge) for edge in outcome.edges],
     }
-    write_json(folder / MANIFEST, {**manifest(folder, mark), **made})
+    write_json(folder / MANIFEST, {**manifest(folder, mark), **about})
     (folder / FAILURE).unlink(missing_ok=True)  # of a cell that failed before it was resumed
     if not sweeping:
         _report(folder, metrics, outcome, seconds, outside(config))
@@ -279,12 +279,7 @@ def _report(
     trusting = [f"trust=[{','.join(trust)}]"] if trust else []
     print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)), *trusting)}")
     if outcome.alternative is not None and HydraConfig.initialized():
-        print(f"  the other:   {_with_model(outcome.alternative.model)}")
+        typed = [word for word in HydraConfig.get().overrides.task if not word.startswith("model")]
+        print(f"  the other:   {command('train', *typed, f'model={outcome.alternative.model}')}")
     if (folder / "tensorboard").is_dir():
         print(f"  monitor:     {shlex.join(['tensorboard', '--logdir', str(shown(folder))])}")
-
-
-def _with_model(model: str) -> str:
-    """The command of this run with another model; settings of the model itself are left out."""
-    given = [word for word in HydraConfig.get().overrides.task if not word.startswith("model")]
-    return command("train", *given, f"model={model}")

@@ -107,11 +107,8 @@ def _parallel(trainer: DictConfig, launch: Launch) -> dict[str, Any]:
     limit = timedelta(seconds=trainer.get("timeout", TIMEOUT))
     StrategyRegistry.register(STRATEGY, DDPStrategy, override=True, timeout=limit)
     os.environ.setdefault("OMP_NUM_THREADS", str(trainer.threads))  # of every worker
-    return {
-        "strategy": STRATEGY,
-        "devices": _devices(trainer, launch),
-        "num_nodes": launch.nodes,
-    }
+    devices = _devices(trainer, launch)
+    return {"strategy": STRATEGY, "devices": devices, "num_nodes": launch.nodes}
 
 
 def _devices(trainer: DictConfig, launch: Launch) -> int:
@@ -123,14 +120,13 @@ def _devices(trainer: DictConfig, launch: Launch) -> int:
             "several workers under Slurm are started by srun: put srun before python in the job "
             "script (docs/scaling.md)."
         )
-    elif trainer.devices == "auto":
-        devices = torch.cuda.device_count()
     else:
-        devices = trainer.devices
+        devices = torch.cuda.device_count() if trainer.devices == "auto" else trainer.devices
     if not isinstance(devices, int) or devices < 1:
         raise KbrError(f"trainer.devices must be a number of workers, 1 or more; got {devices}.")
-    there = torch.cuda.device_count() if trainer.accelerator == "gpu" else os.cpu_count() or 1
-    if trainer.accelerator == "gpu" and devices > there:
+    on_gpus = trainer.accelerator == "gpu"
+    there = torch.cuda.device_count() if on_gpus else os.cpu_count() or 1
+    if on_gpus and devices > there:
         raise KbrError(
             f"trainer.devices={devices}, and this machine has {there} GPU(s). Lower "
             "trainer.devices."

@@ -1,74 +1,34 @@
 """What a run's files say about it, of the kind that is expected; what is not is named."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
+from kbr.app.config.values import Range, suits
 from kbr.app.text.plain import one_line
 from kbr.core.filters.kernel.search import Edge
 
 LARGEST, SMALLEST = 1e50, 1e-50  # of an error or a setting on an axis
 SEED_BITS = 63
 
-
-def _text(value: Any) -> str:
-    return one_line(_of(str, value), 1000)
-
-
-def _texts(value: Any) -> list[str]:
-    return [_text(one) for one in _of(list, value)]
-
-
-def _names(value: Any) -> dict[str, str]:
-    return {_text(key): _text(one) for key, one in _of(dict, value).items()}
-
-
-def _size(value: Any) -> float:
-    if isinstance(value, bool) or not 0 <= float(_of(int | float, value)) <= LARGEST:
-        raise TypeError
-    return float(value)
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    return int(_of(int, value))
-
-
-def _edges(value: Any) -> list[Edge]:
-    edges = [_of(dict, one) for one in _of(list, value)]
-    return [Edge(**{key: take(one.get(key)) for key, take in EDGE.items()}) for one in edges]
-
-
-def _of(kind: Any, value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError
-    return value
-
-
-EDGE: Mapping[str, Callable[[Any], Any]] = {
-    "name": _text,
-    "end": _text,
-    "value": _size,
-    "count": _count,
-    "of": _count,
-}
-Kinds = Mapping[str, tuple[Callable[[Any], Any], str]]
+Kinds = Mapping[str, tuple[Any, str]]  # of a value, and the words for it
 MANIFEST_FACTS: Kinds = {
     **dict.fromkeys(
-        ("fingerprint", "kbr", "torch", "python", "machine", "commit", "finished"), (_text, "text")
+        ("fingerprint", "kbr", "torch", "python", "machine", "commit", "finished"), (str, "text")
     ),
-    "seconds": (_size, "a number of seconds"),
-    "notes": (_texts, "a list of texts"),
-    "edges": (_edges, "a list of edges"),
-    "digests": (_names, "a digest for each file"),
+    "seconds": (Annotated[float, Range(0)], "a number of seconds"),
+    "notes": (list[str], "a list of texts"),
+    "edges": (list[dict[str, Any]], "a list of edges"),
+    "digests": (dict[str, str], "a digest for each file"),
 }
-METRIC_FACTS: Kinds = {"test/trials": (_count, "a number of trials")}
+METRIC_FACTS: Kinds = {"test/trials": (int, "a number of trials")}
 FIGURE_FACTS: Kinds = {
-    **dict.fromkeys(("name", "x", "label", "reference"), (_text, "text")),
-    "models": (_texts, "a list of models"),
+    **dict.fromkeys(("name", "x", "label", "reference"), (str, "text")),
+    "models": (list[str], "a list of models"),
 }
+NULL = {"commit", *FIGURE_FACTS}  # may be null: no checkout, nothing chosen
+EDGE = {**get_type_hints(Edge), "value": Annotated[float, Range(0)]}
 
 
 def facts(
@@ -76,18 +36,31 @@ def facts(
 ) -> dict[str, Any]:
     """The values of `kinds` that are there; null says no more than that a value is not."""
     kept = {}
-    for name, (take, expected) in kinds.items():
-        if values.get(name) is None and (name in NULL or name not in values):
+    for name, (kind, expected) in kinds.items():
+        value: Any = values.get(name)
+        if value is None and (name in NULL or name not in values):
             continue
-        try:
-            kept[name] = take(values[name])
-        except TypeError:
-            came = one_line(repr(values[name]), 60)
+        if suits(value, kind) and (name != "edges" or all(map(_is_edge, value))):
+            kept[name] = _shown(value)
+        else:
+            came = one_line(repr(value), 60)
             problems.append(f"{where}{name} is {came}, not {expected}; not used")
+    if "edges" in kept:
+        kept["edges"] = [Edge(**{key: edge[key] for key in EDGE}) for edge in kept["edges"]]
     return kept
 
 
-NULL = {"commit", *FIGURE_FACTS}  # may be null: no checkout, nothing chosen
+def _is_edge(entry: dict[str, Any]) -> bool:
+    return all(suits(entry.get(key), kind) for key, kind in EDGE.items())
+
+
+def _shown(value: Any) -> Any:
+    """Texts as one visible line each."""
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    if isinstance(value, dict):
+        return {_shown(key): _shown(item) for key, item in value.items()}
+    return one_line(value, 1000) if isinstance(value, str) else value
 
 
 def row_fault(row: Mapping[str, str], needed: tuple[str, ...]) -> str | None:

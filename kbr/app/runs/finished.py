@@ -1,5 +1,6 @@
 """Finished runs read back from their folders; whatever is damaged is named, never fatal."""
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,7 +21,8 @@ from kbr.app.runs.facts import (
 from kbr.app.runs.files import (
     RESULTS_BYTES,
     DamagedFile,
-    digest,
+    inside,
+    read_bytes,
     read_json,
     read_start,
     read_table,
@@ -100,11 +102,9 @@ def collect(folders: Sequence[Path]) -> Collection:
             continue
         begun, failed, finished = _kinds(folder, problems)
         failures |= {location(at): _failure(at / FAILURE) for at in sorted(failed)}
-        if unfinished := begun - finished - failed:
-            some = ", ".join(sorted(_short(at, folder) for at in unfinished)[:3])
-            more = ", ..." if len(unfinished) > 3 else ""
-            count = len(unfinished)
-            problems.append(f"{location(folder)}: {count} run(s) not finished: {some}{more}")
+        if unfinished := sorted(_short(at, folder) for at in begun - finished - failed):
+            some = ", ".join([*unfinished[:3], *(["..."] if len(unfinished) > 3 else [])])
+            problems.append(f"{location(folder)}: {len(unfinished)} run(s) not finished: {some}")
         if not finished - failed:
             problems.append(f"{location(folder)}: no finished runs (none has a {MANIFEST})")
         for at in sorted(finished - failed):
@@ -128,21 +128,17 @@ def collect(folders: Sequence[Path]) -> Collection:
 def _kinds(folder: Path, problems: list[str]) -> tuple[set[Path], set[Path], set[Path]]:
     """The folders of runs that were begun, that failed, that finished; no links are followed."""
     begun, failed, finished = set(), set(), set()
-    waiting = [folder]
-    while waiting:
-        at = waiting.pop()
-        try:
-            with os.scandir(at) as entries:
-                inside = {one.name: one.is_dir(follow_symlinks=False) for one in entries}
-        except OSError as error:
-            problems.append(f"{location(at)}: cannot be read ({error.strerror})")
-            continue
-        waiting += [at / name for name, is_folder in inside.items() if is_folder]
-        if at.name == CONFIG.parent.name and CONFIG.name in inside:
+
+    def unreadable(error: OSError) -> None:
+        problems.append(f"{location(Path(error.filename))}: cannot be read ({error.strerror})")
+
+    for root, folders, files in os.walk(folder, onerror=unreadable):
+        at, names = Path(root), {*folders, *files}
+        if at.name == CONFIG.parent.name and CONFIG.name in names:
             begun.add(at.parent)
-        if FAILURE in inside:
+        if FAILURE in names:
             failed.add(at)
-        if MANIFEST in inside:
+        if MANIFEST in names:
             finished.add(at)
     return begun, failed, finished
 
@@ -165,8 +161,8 @@ def _read(folder: Path, problems: list[str]) -> Run | None:
         problems.append(f"{location(folder / RESULTS)}: {len(rows)} of {expected} trials")
     config = _settings(folder / CONFIG, read_yaml, problems)
     hydra = _settings(folder / HYDRA, read_yaml, problems)
-    choices = _inside(hydra, "hydra", "runtime", "choices")
-    typed = _inside(hydra, "hydra", "overrides").get("task")
+    choices = inside(hydra, "hydra", "runtime", "choices")
+    typed = inside(hydra, "hydra", "overrides").get("task")
     overrides = typed if isinstance(typed, list) else None
     if hydra and (not choices or overrides is None):
         problems.append(f"{location(folder / HYDRA)}: damaged or truncated")
@@ -198,8 +194,10 @@ def _changed(folder: Path, digests: dict[str, str]) -> str | None:
     """The first file that is not as it was when the run ended, if any; others are not recorded."""
     for name in (RESULTS, METRICS):
         try:
-            if name in digests and digest(folder / name, RESULTS_BYTES) != digests[name]:
-                return name
+            if name in digests:
+                content = read_bytes(folder / name, RESULTS_BYTES)
+                if hashlib.sha256(content).hexdigest() != digests[name]:
+                    return name
         except DamagedFile:  # it is named where it is read
             continue
     return None
@@ -264,14 +262,6 @@ def _failure(path: Path) -> str:
         return visible(read_start(path, FAILURE_BYTES).decode(errors="replace").strip())
     except DamagedFile as error:
         return str(error)
-
-
-def _inside(settings: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """Settings within settings; empty where a truncated file has none."""
-    for key in keys:
-        inner = settings.get(key)
-        settings = inner if isinstance(inner, dict) else {}
-    return settings
 
 
 def _short(path: Path, folder: Path) -> str:

@@ -36,9 +36,9 @@ class Notes:
 
 def told_edge(sentence: str) -> Edge | None:
     """The edge that a sentence tells of, if it does."""
-    found = SENTENCE.match(sentence)
+    match = SENTENCE.match(sentence)
     with suppress(ValueError):  # of something that is no number
-        if found is not None:
-            name, end, value, count, of = found.groups()
+        if match is not None:
+            name, end, value, count, of = match.groups()
             return Edge(name=name, end=end, value=float(value), count=int(count), of=int(of))
     return None

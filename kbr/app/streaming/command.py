@@ -8,17 +8,20 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from itertools import combinations
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 import kbr
-from kbr.app.recordings.table import DECIMALS
+from kbr.app.recordings.columns import DECIMALS
+from kbr.app.recordings.read import READERS
+from kbr.app.recordings.table import read_csv
 from kbr.app.streaming.csv_rows import csv_rows
-from kbr.app.streaming.output import Writer, opened
+from kbr.app.streaming.output import Unwritten, Writer, opened
 from kbr.app.streaming.rows import Format, Row, json_rows, recording_rows
 from kbr.app.streaming.signals import Stopped, Stopping
 from kbr.app.streaming.state import read_belief, save_belief
@@ -75,34 +78,34 @@ class Options:
 
     def __post_init__(self) -> None:
         for key, values in CHOICES.items():
-            given = getattr(self, "source" if key == "from" else key)
-            if given is not None and given not in values:
-                raise KbrError(f"{key} must be {' or '.join(values)}; got {given!r}.")
+            value = getattr(self, "source" if key == "from" else key)
+            if value is not None and value not in values:
+                raise KbrError(f"{key} must be {' or '.join(values)}; got {value!r}.")
 
 
 def parse(arguments: list[str]) -> Options:
     """key=value words as options; a misspelt key is named."""
-    known = ["from" if f.name == "source" else f.name for f in fields(Options)]
-    given: dict[str, Any] = {}
+    known = {"from" if f.name == "source" else f.name: f.name for f in fields(Options)}
+    options: dict[str, Any] = {}
     for word in arguments:
         key, equals, value = word.partition("=")
         if not equals or key not in known:
             raise KbrError(
                 f"{word!r} is no key=value of {', '.join(sorted(known))}."
-                f"{did_you_mean([key.lstrip('-')], known)}"
+                f"{did_you_mean([key.lstrip('-')], list(known))}"
             )
-        if key in given or (key == "from" and "source" in given):
+        if known[key] in options:
             raise KbrError(f"{key} is given twice. Give it once.")
-        given["source" if key == "from" else key] = value
-    if not given.get("run"):
+        options[known[key]] = value
+    if not options.get("run"):
         raise KbrError("say which filter to run: kbr-filter run=<run folder or .ckpt> ...")
     for key, kind, what in (("trial", int, "a whole number"), ("max_gb", float, "a number")):
         try:
-            if key in given:
-                given[key] = kind(given[key])
+            if key in options:
+                options[key] = kind(options[key])
         except ValueError:
-            raise KbrError(f"{key} must be {what}; got {given[key]!r}.") from None
-    return Options(**given)
+            raise KbrError(f"{key} must be {what}; got {options[key]!r}.") from None
+    return Options(**options)
 
 
 def main() -> None:
@@ -145,7 +148,7 @@ def stream(options: Options) -> int:
         failed: KbrError | Stopped | BrokenPipeError | None = None
         with ExitStack() as stack:
             rows = _rows(options, filt, stack)
-            out = _output(options, stack)
+            out = stack.enter_context(opened(options.output))
             write = Writer(
                 out, options.to, filt.units, dz=belief.mean.shape[-1], raw=options.cov == "raw"
             )
@@ -163,15 +166,13 @@ def stream(options: Options) -> int:
                             raise KbrError(f"line {row.line}: {error}") from error
                         say(f"line {row.line} skipped: {error}")
                         continue
-                    with _writing(options):
-                        write(after, row.shown)
+                    write(after, row.shown)
                     belief, done = after, done + 1
             except (KbrError, Stopped, BrokenPipeError) as error:
                 failed = error
             if failed is None:
-                with _writing(options):
-                    write.header([])
-            elif done == 0 or isinstance(failed, Unwritten):
+                write.header([])
+            elif done == 0:
                 raise failed  # what was in the output before stays there
         if state is not None:
             save_belief(belief, state, owner)
@@ -181,10 +182,6 @@ def stream(options: Options) -> int:
         if failed is not None:
             raise failed
     return done
-
-
-class Unwritten(KbrError):
-    """An answer could not be written: neither output nor state may move on."""
 
 
 def say(message: str) -> None:
@@ -220,30 +217,29 @@ def _load(options: Options) -> Any:
 
 def _rows(options: Options, filt: Any, stack: ExitStack) -> Iterator[Row]:
     """The input's rows, as they arrive."""
-    expected, kind = Format(filt.units, tuple(filt.shape)), options.source
+    expected, path = Format(filt.units, tuple(filt.shape)), Path(options.input)
     decimal = options.decimal or str(filt.units.source.get("decimal", "point"))
     if decimal not in DECIMALS:
         raise KbrError(f"{options.run} has decimal={decimal!r}. Set decimal=point or comma.")
-    file = sys.stdin
-    if options.input != "-":
-        path = Path(options.input)
-        kind = "npz" if path.is_dir() else path.suffix.lstrip(".").lower()
-        if not path.exists():
-            raise KbrError(f"there is no input file {path}. Set input=..., or - for the pipe.")
-        if kind == "npz":
+    if options.input == "-":
+        file, is_csv = sys.stdin, options.source == "csv"
+        if file is None:
+            raise KbrError("standard input is closed. Set input=<file>.")
+    elif not path.exists():
+        raise KbrError(f"there is no input file {path}. Set input=..., or - for the pipe.")
+    else:
+        ending = path.suffix.lower()
+        is_csv = READERS.get(ending) is read_csv
+        if path.is_dir() or (ending in READERS and not is_csv):
             keys = {"decimal": options.decimal, "max_gb": options.max_gb}
             return _plain_words(recording_rows(path, expected, keys, say))
-        if kind in ("tsv", "txt"):
-            kind = "csv"
-        if kind not in ("jsonl", "json", "csv"):
+        if not is_csv and ending not in (".jsonl", ".json"):
             raise KbrError(f"input must end in .jsonl, .csv or .npz; got {options.input!r}.")
         try:
             file = stack.enter_context(path.open(encoding=_encoding(path), errors="replace"))
         except OSError as error:
             raise KbrError(f"cannot read {path}: {error.strerror}.") from error
-    elif file is None:
-        raise KbrError("standard input is closed. Set input=<file>.")
-    if kind == "csv":
+    if is_csv:
         return csv_rows(file, expected, decimal, say, live=options.input == "-")
     return json_rows(file, expected, say)
 
@@ -264,38 +260,15 @@ def _plain_words(rows: Iterator[Row]) -> Iterator[Row]:
         raise KbrError(str(error).replace("data.", "")) from error
 
 
-def _output(options: Options, stack: ExitStack) -> TextIO:
-    if options.output != "-":
-        return stack.enter_context(opened(Path(options.output)))
-    if sys.stdout is None:
-        raise KbrError("standard output is closed. Set output=<file>.")
-    return sys.stdout
-
-
-@contextmanager
-def _writing(options: Options) -> Iterator[None]:
-    """A full disk and the like as one line; a reader that has gone passes through."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        where = "standard output" if options.output == "-" else options.output
-        raise Unwritten(f"cannot write {where}: {error.strerror or error}.") from error
-
-
 def _check_paths(options: Options) -> None:
     """No two of input, output, state and the filter's file are the same file."""
     named = {"run": str(checkpoint_of(options.run, options.trial)), "input": options.input}
     named |= {"output": options.output, "state": options.state or "-"}
-    paths = [(key, Path(os.path.realpath(p))) for key, p in named.items() if p != "-"]
-    for k, (key, path) in enumerate(paths):
-        for other, before in paths[:k]:
-            alike = path == before or (
-                path.is_file() and before.is_file() and os.path.samefile(path, before)
-            )
-            if alike:
-                raise KbrError(f"{other} and {key} are the same file, {path}. Name two files.")
+    paths = {key: Path(os.path.realpath(path)) for key, path in named.items() if path != "-"}
+    for (key, path), (other, second) in combinations(paths.items(), 2):
+        both = path.is_file() and second.is_file()
+        if path == second or (both and os.path.samefile(path, second)):
+            raise KbrError(f"{key} and {other} are the same file, {second}. Name two files.")
 
 
 def _threads() -> int:

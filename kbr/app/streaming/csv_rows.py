@@ -3,19 +3,20 @@
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TextIO
 
 from kbr.app.recordings.checks import some_of
-from kbr.app.recordings.table import decimal_hint, number, value
-from kbr.app.streaming.rows import Format, Row, Say
+from kbr.app.recordings.columns import decimal_hint, is_number, number, value
+from kbr.app.recordings.new import border_notes
+from kbr.app.recordings.table import DELIMITERS
+from kbr.app.streaming.rows import Format, Row, Say, lines_of
 from kbr.core.errors import KbrError
 from kbr.core.units.units import did_you_mean
 
-DELIMITERS = ",;\t"
-
 
 @dataclass(frozen=True)
-class Columns:
+class Header:
     """Where in a line the columns of x stand, and those of the sequence and the time."""
 
     x: tuple[int, ...]
@@ -35,14 +36,15 @@ def csv_rows(
             f"the filter takes frames {list(expected.shape)}, which CSV does not hold. Use JSON "
             "lines, npz or a folder of frames."
         )
-    lines = _Lines(file)
-    first = next((text for text in lines if text.strip()), None)
+    lines, skipped = lines_of(file), 0
+    first = next(lines, None)
+    while first is not None and not first.strip():
+        first, skipped = next(lines, None), skipped + 1
     if first is None:
         return
     delimiter = _delimiter(first, expected, decimal)
-    lines.give_back(first)
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    columns: Columns | None = None
+    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
+    columns: Header | None = None
     blank: list[int] = []  # lines of one column that may be the end of the file
     while True:
         try:
@@ -50,18 +52,19 @@ def csv_rows(
         except StopIteration:
             return
         except csv.Error as error:
-            yield Row(lines.number, KbrError(f"{error}. Is a quotation mark left open?"))
+            text = f"{error}. Is a quotation mark left open?"
+            yield Row(skipped + reader.line_num, KbrError(text))
             continue
-        line, cells = lines.number, [cell.strip() for cell in cells]
+        line, cells = skipped + reader.line_num, [cell.strip() for cell in cells]
         if columns is None:
             try:
-                columns, header = _columns(cells, expected, decimal, say)
+                columns, is_header = _columns(cells, expected, decimal, say)
             except KbrError as error:
                 if expected.names:  # without the header nothing is known of the rows below
                     raise KbrError(f"line {line}: {error}") from error
                 yield Row(line, error)
                 continue
-            if header:
+            if is_header:
                 continue
         if not any(cells) and len(cells) < 2:
             if columns.width > 1:
@@ -74,30 +77,6 @@ def csv_rows(
         blank.clear()
         if cells:
             yield _row(line, cells, columns, expected, decimal)
-
-
-class _Lines:
-    """Lines of a file as they come, counted, without the mark of a byte order."""
-
-    def __init__(self, file: TextIO) -> None:
-        self.file, self.number = file, 0
-        self.waiting: list[str] = []
-
-    def __iter__(self) -> "_Lines":
-        return self
-
-    def __next__(self) -> str:
-        if self.waiting:
-            return self.waiting.pop()
-        text = self.file.readline()
-        if not text:
-            raise StopIteration
-        self.number += 1
-        text = text.lstrip("\ufeff") if self.number == 1 else text
-        return text.replace("\x00", "\ufffd")  # which no number holds
-
-    def give_back(self, text: str) -> None:
-        self.waiting.append(text)
 
 
 def _delimiter(line: str, expected: Format, decimal: str) -> str:
@@ -115,16 +94,14 @@ def _delimiter(line: str, expected: Format, decimal: str) -> str:
     return max(DELIMITERS, key=quality)
 
 
-def _columns(
-    cells: Sequence[str], expected: Format, decimal: str, say: Say
-) -> tuple[Columns, bool]:
+def _columns(cells: Sequence[str], expected: Format, decimal: str, say: Say) -> tuple[Header, bool]:
     """The columns that the first line states, and whether it is a header."""
     width, names = expected.width, expected.names
     wide = len(cells)
     while wide > width and not cells[wide - 1]:  # delimiters at the ends of lines
         wide -= 1
-    if all(_is_number(cell, decimal) for cell in cells):
-        return Columns(tuple(range(width)), {}, width), False
+    if all(is_number(cell, decimal) for cell in cells):
+        return Header(tuple(range(width)), {}, width), False
     borders = {n: cells.index(n) for n in expected.borders.values() if n in cells}
     if names and all(name in cells for name in names):
         twice = [name for name in (*names, *borders) if cells.count(name) > 1]
@@ -134,17 +111,15 @@ def _columns(
         others = [cell or f"(column {k + 1})" for k, cell in enumerate(cells[:wide])]
         if others := [cell for cell in others if cell not in used]:
             say(f"columns not used: {some_of(others)}")
-        for key, name in expected.borders.items():
-            if name not in cells and _was_there(expected, key):
-                what = "gaps cannot be seen" if key == "time" else "all rows are one sequence"
-                say(f"there is no column '{name}': {what}")
-        return Columns(tuple(cells.index(name) for name in names), borders, wide), True
+        for note in border_notes(expected.units, cells):
+            say(note)
+        return Header(tuple(cells.index(name) for name in names), borders, wide), True
     rest = [k for k in range(wide) if k not in borders.values()]
-    words = not any(cells[k] == "" or _is_number(cells[k], decimal) for k in rest)
+    words = not any(cells[k] == "" or is_number(cells[k], decimal) for k in rest)
     if not names and words and len(rest) == width:
         shown = ", ".join(cells[k] for k in rest)
         say(f"the filter knows no column names: {shown} are taken in this order")
-        return Columns(tuple(rest), borders, wide), True
+        return Header(tuple(rest), borders, wide), True
     shown = ", ".join(map(repr, cells[:8]))
     if not names:
         raise KbrError(f"expected {width} numbers, or as many names; got {shown[:200]}.")
@@ -155,38 +130,18 @@ def _columns(
     )
 
 
-def _was_there(expected: Format, key: str) -> bool:
-    """Whether training had the column."""
-    units = expected.units
-    return units.max_gap is not None if key == "time" else bool(units.source.get("several"))
-
-
-def _row(line: int, cells: Sequence[str], columns: Columns, expected: Format, decimal: str) -> Row:
-    extra = any(cells[columns.width :])
-    if len(cells) < columns.width or extra:
+def _row(line: int, cells: Sequence[str], columns: Header, expected: Format, decimal: str) -> Row:
+    if len(cells) < columns.width or any(cells[columns.width :]):
         return Row(line, KbrError(f"expected {columns.width} cells; got {len(cells)}."))
     numbers = []
-    for at in columns.x:
+    for cell in (cells[at] for at in columns.x):
         try:
-            numbers.append(value(cells[at], decimal))
+            numbers.append(value(cell, decimal))
         except ValueError:
-            hint = decimal_hint(cells[at], decimal, "")
-            told = f"expected a number; got '{cells[at][:60]}'. {hint}".rstrip()
-            return Row(line, KbrError(told))
-    borders = {name: _stamp(cells[at], decimal) for name, at in columns.borders.items()}
+            hint = decimal_hint(cell, decimal, "")
+            return Row(line, KbrError(f"expected a number; got '{cell[:60]}'. {hint}".rstrip()))
+    borders: dict[str, str | float] = {}
+    for name, at in columns.borders.items():  # text, with a point in numbers
+        comma = decimal == "comma" and "," in cells[at] and is_number(cells[at], decimal)
+        borders[name] = number(cells[at], decimal) if comma else cells[at]
     return expected.row(line, numbers, borders)
-
-
-def _stamp(cell: str, decimal: str) -> str | float:
-    """A cell of a time or an id: text, with a point in numbers."""
-    if decimal == "comma" and "," in cell and _is_number(cell, decimal):
-        return number(cell, decimal)
-    return cell
-
-
-def _is_number(cell: str, decimal: str) -> bool:
-    try:
-        value(cell, decimal)
-    except ValueError:
-        return False
-    return True

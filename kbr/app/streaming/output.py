@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +15,25 @@ from kbr.core.filters.belief import Belief
 from kbr.core.units.units import Units
 
 
+class Unwritten(KbrError):
+    """An answer could not be written: neither output nor state may move on."""
+
+
 @contextmanager
-def opened(path: Path) -> Iterator[TextIO]:
+def opened(path: str) -> Iterator[TextIO]:
     """A file to write. What was there before stays until all is written, whatever goes wrong.
 
-    Devices and pipes are written to as they are; a link's target is replaced, not the link.
+    Devices and pipes are written to as they are, and standard output where `path` is "-"; a link's
+    target is replaced, not the link. An error of the system in the block is one of writing.
     """
-    target = Path(os.path.realpath(path))
+    target, stays = Path(os.path.realpath(path)), " What was there before is intact."
     try:
+        if path == "-":
+            path, stays = "standard output", ""
+            if sys.stdout is None:
+                raise KbrError("standard output is closed. Set output=<file>.")
+            yield sys.stdout
+            return
         if target.exists() and not stat.S_ISREG(target.stat().st_mode):
             if target.is_dir():
                 raise KbrError(f"output={path} is a folder. Name a file.")
@@ -41,9 +53,7 @@ def opened(path: Path) -> Iterator[TextIO]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise KbrError(
-            f"cannot write {path}: {error.strerror or error}. What was there before is intact."
-        ) from error
+        raise Unwritten(f"cannot write {path}: {error.strerror or error}.{stays}") from error
 
 
 class Writer:

@@ -64,24 +64,32 @@ class Format:
         return Row(line, {**borders, X: seen.reshape(()) if alone else seen}, shown)
 
 
+def lines_of(file: TextIO) -> Iterator[str]:
+    """Lines as they come, without the mark of a byte order and without zero bytes."""
+    try:
+        for line, text in enumerate(iter(file.readline, "")):
+            text = text.lstrip("\ufeff") if line == 0 else text
+            yield text.replace("\x00", "\ufffd")  # which no number holds
+    except OSError as error:
+        raise KbrError(f"cannot read the input: {error.strerror or error}.") from error
+
+
 def json_rows(file: TextIO, expected: Format, say: Say) -> Iterator[Row]:
     """A line is a list, nested for frames, a number, null, or an object: columns by name, or x."""
     said = False
-    for line, text in enumerate(iter(file.readline, ""), 1):
-        text = text.lstrip("\ufeff") if line == 1 else text
+    for line, text in enumerate(lines_of(file), 1):
         if not text.strip():
             continue
         try:
-            given = json.loads(text)
-            if isinstance(given, dict):
-                row = _from_object(line, given, expected)
-                unused = _unused(given, expected)
-                if unused and not said:
-                    say(f"entries not used: {', '.join(unused)}")
-                    said = True
-                yield row
-            else:
-                yield expected.row(line, given, {})
+            entries = json.loads(text)
+            if not isinstance(entries, dict):
+                yield expected.row(line, entries, {})
+                continue
+            row, unused = _from_object(line, entries, expected)
+            if unused and not said:
+                say(f"entries not used: {', '.join(unused)}")
+                said = True
+            yield row
         except KbrError as error:
             yield Row(line, error)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -94,7 +102,7 @@ def recording_rows(
 ) -> Iterator[Row]:
     """The rows of an npz file or of a folder of arrays or frames."""
     recording = read_new(expected.units, path, keys)
-    if recording.row is not None and (np.diff(recording.row) != 1).any():
+    if (np.diff(recording.row) != 1).any():
         raise KbrError(f"the rows of a sequence must follow each other; sort those of {path}.")
     for note in notes_of(expected.units, recording):
         say(note)
@@ -111,24 +119,22 @@ def recording_rows(
         yield expected.row(at + 1, frame.reshape(expected.shape), borders)
 
 
-def _unused(entries: Mapping[str, Any], expected: Format) -> list[str]:
-    named = expected.names and all(name in entries for name in expected.names)
-    used = {*(expected.names if named else (X,)), *expected.borders.values()}
-    return [key for key in entries if key not in used]
-
-
-def _from_object(line: int, entries: Mapping[str, Any], expected: Format) -> Row:
+def _from_object(line: int, entries: Mapping[str, Any], expected: Format) -> tuple[Row, list[str]]:
+    """The row, by its columns or by its entry x, and the entries that are not used."""
     names = expected.names
+    if not names or not all(name in entries for name in names):
+        names = (X,)
+    if X in names and X not in entries:
+        expected.units.observations(entries)  # says which columns there must be
+        raise KbrError(f"the object has no entry {X!r}.")
+    x: Any = [entries[name] for name in names]
+    if len(names) == 1:
+        x = x[0]
+        if expected.names == names and isinstance(x, list) and x:
+            x = x[0]
     borders = {name: entries[name] for name in expected.borders.values() if name in entries}
-    if names and all(name in entries for name in names):
-        if len(names) == 1:
-            cell = entries[names[0]]
-            return expected.row(line, cell[0] if isinstance(cell, list) and cell else cell, borders)
-        return expected.row(line, [entries[name] for name in names], borders)
-    if X in entries:
-        return expected.row(line, entries[X], borders)
-    expected.units.observations(entries)  # says which columns there must be
-    raise KbrError(f"the object has no entry {X!r}.")
+    unused = [key for key in entries if key not in (*names, *expected.borders.values())]
+    return expected.row(line, x, borders), unused
 
 
 def _plain(value: Any) -> Any:

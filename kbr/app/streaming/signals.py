@@ -42,14 +42,11 @@ class Stopping:
     def waiting(self) -> Iterator[None]:
         self.is_waiting = True
         try:
-            self.check()
+            if self.received is not None:
+                raise Stopped(self.received)
             yield
         finally:
             self.is_waiting = False
-
-    def check(self) -> None:
-        if self.received is not None:
-            raise Stopped(self.received)
 
     def _handle(self, number: int, frame: FrameType | None, /) -> Any:
         self.received = number

@@ -15,10 +15,7 @@ FILTERS = ("answering", "points", "table", "inner_cov")  # fields that the filte
 
 
 def save_belief(belief: Belief, path: Path, identity: str) -> None:
-    names = [each.name for each in fields(belief) if each.name not in FILTERS]
-    content = {name: getattr(belief, name) for name in names}
-    content["place"] = list(belief.place)
-    checkpoint.save(path, {"kind": KIND, "identity": identity, "belief": content})
+    checkpoint.save(path, {"kind": KIND, "identity": identity, "belief": _content(belief)})
 
 
 def read_belief(filt: Any, path: Path, identity: str) -> Belief:
@@ -39,16 +36,21 @@ def read_belief(filt: Any, path: Path, identity: str) -> Belief:
     return replace(start, **{**saved, "place": (sequence, time)})
 
 
+def _content(belief: Belief) -> dict[str, Any]:
+    """What the filter does not have itself."""
+    names = [each.name for each in fields(belief) if each.name not in FILTERS]
+    return {**{name: getattr(belief, name) for name in names}, "place": list(belief.place)}
+
+
 def _fits(start: Belief, saved: dict[str, Any]) -> bool:
     """Whether these are the fields of such a belief, of the same shapes and finite."""
-    names = {each.name for each in fields(start) if each.name not in FILTERS}
-    place, steps = saved.get("place"), saved.get("steps")
-    if set(saved) != names or type(steps) is not int or steps < 0:
+    expected = _content(start)
+    if saved.keys() != expected.keys() or type(saved["steps"]) is not int or saved["steps"] < 0:
         return False
-    if not isinstance(place, list) or len(place) != 2:
+    if not isinstance(saved["place"], list) or len(saved["place"]) != 2:
         return False
-    for name in names - {"place", "steps"}:
-        value, first = saved[name], getattr(start, name)
+    for name in expected.keys() - {"place", "steps"}:
+        value, first = saved[name], expected[name]
         if value is None and (first is None or name == "stretch"):
             continue
         if not isinstance(value, Tensor) or not bool(value.isfinite().all()):

@@ -17,16 +17,17 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from kbr.app.run.claim import claim, lock
-from kbr.app.run.folder import read_metrics
+from kbr.app.run.folder import FAILURE, MANIFEST, METRICS, read_json
 from kbr.app.run.resume import use_saved_settings
 from kbr.app.run.trainer import launch_of
 from kbr.app.sweep.grid import grid_of
-from kbr.app.sweep.orphans import end_with
 from kbr.app.sweep.progress import Cells, SweepProgress
-from kbr.app.terminal import stop
+from kbr.app.terminal import one_line_errors, stop
 from kbr.app.text.commands import command, setting
 from kbr.app.text.numbers import duration, in_digits, with_error
 from kbr.core.errors import KbrError
+
+LOOK_EVERY = 1.0  # seconds between two looks whether the sweep is still there
 
 
 class SweepReport(Callback):
@@ -40,10 +41,8 @@ class SweepReport(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before Hydra writes anything: whose settings, and whose folder."""
-        try:
+        with one_line_errors():
             begin_run(config)
-        except KbrError as error:
-            stop(str(error))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         if config.resume is not None:
@@ -53,10 +52,8 @@ class SweepReport(Callback):
         self.process = os.getpid()
         if same := [key for key in cells.varied if key in unnamed]:
             stop(f"cells that differ in {same[0]} alone would share a folder. Give {same[0]} once.")
-        try:
+        with one_line_errors():
             folder = claim(config, "hydra.sweep.dir")
-        except KbrError as error:
-            stop(str(error))
         on_ctrl_c(f"Finished cells are kept. Go on: {_again(config)}")
         SweepProgress.of_sweep(config.hydra).begin(cells)
         count = "" if cells.costs is None else f"{len(cells.costs)} cells "
@@ -103,15 +100,15 @@ class SweepReport(Callback):
 
 def _finished(folder: Path) -> int | None:
     """When a cell was finished; None if it was not."""
-    manifest = folder / "run.json"
+    manifest = folder / MANIFEST
     return manifest.stat().st_mtime_ns if manifest.is_file() else None
 
 
 def _result(folder: Path, seconds: float) -> str:
-    failure = folder / "failure.txt"
+    failure = folder / FAILURE
     if failure.is_file():
         return f"failed: {_first_line(failure.read_text())}"
-    metrics = read_metrics(folder)
+    metrics = read_json(folder / METRICS) or {}
     if "test/mse" not in metrics:
         return "no results"
     error = in_digits(metrics["test/mse"])
@@ -132,12 +129,30 @@ def begin_run(config: DictConfig) -> None:
     if config.resume is not None:
         use_saved_settings(config)
         if is_first:
-            lock(Path(config.hydra.run.dir))
+            lock(Path(config.hydra.run.dir), "resume")
         return
     if config.hydra.runtime.choices.get("experiment") and config.hydra.sweeper.params:
         raise KbrError(f"an experiment is a sweep, which needs -m. Run: {_again(config)}")
     if is_first:
         claim(config, "hydra.run.dir")
+
+
+def end_with(parent: int) -> None:
+    """Cells end with their sweep: this process is asked to stop once `parent`, its own, is gone.
+
+    A training saves its state first, as it does whenever it is asked to stop.
+    """
+    if any(thread.name == end_with.__name__ for thread in threading.enumerate()):
+        return  # one thread does for all cells
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_EVERY)
+        while True:  # once more for each cell that was waiting its turn
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(LOOK_EVERY)
+
+    threading.Thread(target=watch, name=end_with.__name__, daemon=True).start()
 
 
 def on_ctrl_c(advice: str) -> None:

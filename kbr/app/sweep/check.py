@@ -6,37 +6,27 @@ from typing import Any
 
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from kbr.app.config.check import check_config
-from kbr.app.config.errors import composition_error
+from kbr.app.config.errors import in_our_words
 from kbr.app.config.resolvers import CONFIGS
 from kbr.app.sweep.grid import grid_of
-from kbr.app.terminal import stop
-from kbr.core.errors import KbrError
+from kbr.app.terminal import one_line_errors
 
 
 class CheckSweep(Callback):
     """Hydra callback: a wrong value in any cell stops the sweep before the first one runs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        grid = grid_of(config.hydra)
-        if grid is None:
-            return  # the sweeper decides as it goes; every run checks its own settings
-        try:
-            for cell in cells(grid):
-                check_config(cell, cell.hydra)
-        except KbrError as error:
-            stop(str(error))
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
-            words = [f"{key}={values[0]}" for key, values in grid.items()]
-            found = composition_error(error, words)
-            if found is None:
-                raise
-            stop(str(found))
+        with one_line_errors():
+            grid = grid_of(config.hydra)
+            if grid is None:
+                return  # the sweeper decides as it goes; every run checks its own settings
+            with in_our_words([f"{key}={values[0]}" for key, values in grid.items()]):
+                for cell in cells(grid):
+                    check_config(cell, cell.hydra)
 
 
 def cells(grid: Mapping[str, Sequence[str]]) -> Iterator[DictConfig]:

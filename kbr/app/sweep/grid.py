@@ -5,6 +5,8 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 
+from kbr.core.errors import KbrError
+
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
@@ -19,6 +21,10 @@ def grid_of(hydra: Any) -> dict[str, list[str]] | None:
         return None
     texts = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
     overrides = OverridesParser.create().parse_overrides([*texts, *hydra.overrides.task])
+    if ranges := [one.key_or_group for one in overrides if one.is_interval_sweep()]:
+        raise KbrError(
+            f"{ranges[0]} is a range, and a grid needs its values listed. kbr-tune searches ranges."
+        )
     if any(isinstance(one.value(), Glob) for one in overrides):
         return None  # which options there are, only Hydra's own parser knows
     grid = {}  # a key on the command line takes the place of the experiment's own

@@ -92,8 +92,8 @@ class SweepProgress:
     def of(cls, hydra: Any) -> Self:
         """For the cell of this Hydra config."""
         whole = cls.of_sweep(hydra)
-        given = dict(text.partition("=")[::2] for text in hydra.overrides.task)
-        return cls(path=whole.path, cell=cell_name(given, whole.read()[0].varied))
+        typed = dict(text.partition("=")[::2] for text in hydra.overrides.task)
+        return cls(path=whole.path, cell=cell_name(typed, whole.read()[0].varied))
 
     @classmethod
     def of_sweep(cls, hydra: Any) -> Self:

@@ -5,7 +5,7 @@
         model.filter.hidden=32,64,128
 
 Overrides are those of train.py; the ones that give a range or several values are searched, else
-learning rate, noise, dropout and ridge are. What counts is the error on the validation block, the
+those of configs/hparams_search. What counts is the error on the validation block, the
 mean over the trials' seeds; test data are not looked at. A run that does worse than the median at
 the same epoch is cut short. The study is a SQLite file: the same command goes on with it.
 """
@@ -19,25 +19,16 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from kbr.app.config.check import check_config
-from kbr.app.config.errors import composition_error
+from kbr.app.config.errors import in_our_words
 from kbr.app.config.resolvers import CONFIGS
-from kbr.app.terminal import piped, stop, version_line
+from kbr.app.terminal import one_line_errors, piped, stop, version_line
 from kbr.app.text.commands import quoted
 from kbr.core.errors import Diverged, KbrError, Preempted
 
-# Searched where the config has the key and the command line names no range of its own.
-SPACE = {
-    "model.filter.lr": "tag(log,interval(3e-4,3e-2))",
-    "model.filter.noise": "interval(0.0,2.0)",
-    "model.filter.dropout": "interval(0.0,0.7)",
-    "encoder.dropout": "interval(0.0,0.7)",
-    "model.filter.lam": "tag(log,interval(1e-5,1e-1))",
-}
+GROUP = "hparams_search"
 STARTUP = 5  # runs before any is cut short
 
 Value = bool | int | float | str
@@ -54,9 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--version", action="version", version=version_line())
     options = parser.parse_args(argv)
     try:
-        piped(lambda: search(options.overrides, trials=options.trials, study=options.study))
-    except KbrError as error:
-        stop(str(error))
+        with one_line_errors():
+            piped(lambda: search(options.overrides, trials=options.trials, study=options.study))
     except Preempted:
         stop("stopped by a signal; the same command goes on with the study.")
 
@@ -70,61 +60,66 @@ def search(overrides: Sequence[str], *, trials: int, study: Path) -> Any:
     if trials < 1:
         raise KbrError(f"--trials must be at least 1; got {trials}.")
     fixed, space = split(overrides)
-    config = composed([*fixed, *(f"{key}={value}" for key, value in map(_lowest, space))])
-    if not space:
-        if "lr" not in config.model.get("filter", {}):
-            raise KbrError(
-                f"model={config.model.name} has no training to search over. Use model=iw_nn or "
-                "model=lstm."
-            )
-        space = default_space(config, fixed)
+    config = composed([*fixed, *map(_first, space)])
+    space = space or default_space(config, fixed)
+    fixed = [word for word in fixed if not word.startswith(f"{GROUP}=")]
     _, _, measure = _task(config)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study.parent.mkdir(parents=True, exist_ok=True)
-    made = optuna.create_study(
+    kept = optuna.create_study(
         study_name=" ".join(sorted([*fixed, *(one.input_line or "" for one in space)])),
         storage=f"sqlite:///{study}",
         load_if_exists=True,
         pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP),
     )
-    states = optuna.trial.TrialState
-    ended = (states.COMPLETE, states.PRUNED, states.FAIL)
-
-    def count() -> int:
-        return len(made.get_trials(deepcopy=False, states=ended))
-
-    print(f"search over {', '.join(str(one.get_key_element()) for one in space)}; {count()} done")
-    while count() < trials:
+    keys, done = [str(one.get_key_element()) for one in space], _finished(kept)
+    print(f"search over {', '.join(keys)}; {done} done")
+    while done < trials:
         # A seed for each run: a search that is interrupted and started again draws new points.
-        made.sampler = optuna.samplers.TPESampler(seed=len(made.trials), multivariate=True)
-        made.optimize(lambda trial: _objective(trial, fixed, space), n_trials=1, catch=(Diverged,))
-        _say(made, count(), trials)
-    if not made.get_trials(deepcopy=False, states=(states.COMPLETE,)):
+        kept.sampler = optuna.samplers.TPESampler(seed=len(kept.trials), multivariate=True)
+        kept.optimize(lambda trial: _objective(trial, fixed, space), n_trials=1, catch=(Diverged,))
+        done, last = _finished(kept), kept.trials[-1]
+        result = f"{last.value:.4f}" if last.state.name == "COMPLETE" else last.state.name.lower()
+        values = " ".join(f"{k.rpartition('.')[2]}={_written(v)}" for k, v in last.params.items())
+        print(f"[{done:>{len(str(trials))}}/{trials}] {result:<8} {values}", flush=True)
+    if all(one.state.name != "COMPLETE" for one in kept.trials):
         raise KbrError("no run ended with a finite error. Search over smaller model.filter.lr.")
-    best = made.best_trial
+    best = kept.best_trial
     words = [*fixed, *(f"{key}={_written(value)}" for key, value in best.params.items())]
     print(f"\n  {measure}    {best.value:.4f} (run {best.number})")
     print(f"  python train.py {' '.join(map(quoted, words))}")
     return best
 
 
+def _finished(study: Any) -> int:
+    """Runs that ended, well or not: others may be under way in processes beside this one."""
+    return sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+
+
 def split(overrides: Sequence[str]) -> tuple[list[str], list[Override]]:
     """What is set, and what is searched: overrides with a range or several values."""
-    try:
+    with in_our_words(overrides):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        raise composition_error(error, overrides) or error from None
     space = [one for one in parsed if one.is_sweep_override()]
     return [one.input_line or "" for one in parsed if not one.is_sweep_override()], space
 
 
 def default_space(config: DictConfig, fixed: Sequence[str]) -> list[Override]:
-    """The ranges of SPACE whose keys the config has and the command line does not set."""
-    given = {text.partition("=")[0].lstrip("+") for text in fixed}
-    keys = [k for k in SPACE if k not in given and OmegaConf.select(config, k) is not None]
-    if "model.filter.dropout" in keys:  # which takes the place of the encoder's own
-        keys.remove("encoder.dropout")
-    return OverridesParser.create().parse_overrides([f"{key}={SPACE[key]}" for key in keys])
+    """The ranges of configs/hparams_search, of keys that the command line does not set.
+
+    The file is the one that `hparams_search` names, else that of the model.
+    """
+    model = config.model.get("name")
+    if not config.hydra.runtime.choices.get(GROUP):
+        if not (Path(CONFIGS) / GROUP / f"{model}.yaml").is_file():
+            raise KbrError(
+                f"model={model} has no training to search over. Use model=iw_nn or model=lstm."
+            )
+        config = composed([*fixed, f"{GROUP}={model}"])
+    typed = {text.partition("=")[0].lstrip("+") for text in fixed}
+    ranges = {k: v for k, v in config.hydra.sweeper.params.items() if k not in typed}
+    there = [f"{k}={v}" for k, v in ranges.items() if OmegaConf.select(config, k) is not None]
+    return OverridesParser.create().parse_overrides(there)
 
 
 def suggestion(trial: Any, override: Override) -> Value:
@@ -139,21 +134,18 @@ def suggestion(trial: Any, override: Override) -> Value:
     return trial.suggest_categorical(key, list(override.sweep_string_iterator()))  # type: ignore[no-any-return]
 
 
-def _lowest(override: Override) -> tuple[str, Value]:
-    """A key that is searched, and the first of its values."""
-    if override.is_interval_sweep():
-        interval: Any = override.value()
-        return override.get_key_element(), interval.start
-    return override.get_key_element(), next(iter(override.sweep_string_iterator()))
+def _first(override: Override) -> str:
+    """A key that is searched, with the first of its values."""
+    value: Any = override.value()
+    is_range = override.is_interval_sweep()
+    first = value.start if is_range else next(override.sweep_string_iterator())
+    return f"{override.get_key_element()}={first}"
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
     """The checked config of train.py."""
-    try:
-        with initialize_config_dir(CONFIGS, version_base="1.3"):
-            config = compose("train", overrides=list(overrides), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise composition_error(error, overrides) or error from None
+    with in_our_words(overrides), initialize_config_dir(CONFIGS, version_base="1.3"):
+        config = compose("train", overrides=list(overrides), return_hydra_config=True)
     check_config(config, config.hydra)
     return config
 
@@ -207,25 +199,15 @@ def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> f
 
 def _pruner(trial: Any) -> Any:
     """A callback that reports the validation error and ends the runs that lag behind."""
-    import lightning
     import optuna
+    from lightning.pytorch.callbacks import LambdaCallback
 
-    class Prune(lightning.Callback):
-        def on_validation_end(
-            self, trainer: lightning.Trainer, module: lightning.LightningModule
-        ) -> None:
-            trial.report(float(trainer.callback_metrics["val/mse"]), trainer.current_epoch + 1)
-            if trial.should_prune():
-                raise optuna.TrialPruned
+    def look(trainer: Any, module: Any) -> None:
+        trial.report(float(trainer.callback_metrics["val/mse"]), trainer.current_epoch + 1)
+        if trial.should_prune():
+            raise optuna.TrialPruned
 
-    return Prune()
-
-
-def _say(study: Any, done: int, trials: int) -> None:
-    last = study.trials[-1]
-    result = f"{last.value:.4f}" if last.state.name == "COMPLETE" else last.state.name.lower()
-    shown = " ".join(f"{k.rpartition('.')[2]}={_written(v)}" for k, v in last.params.items())
-    print(f"[{done:>{len(str(trials))}}/{trials}] {result:<8} {shown}", flush=True)
+    return LambdaCallback(on_validation_end=look)
 
 
 def _written(value: Value) -> str:

@@ -80,9 +80,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--height", type=int, default=72)
     parser.add_argument("--out", type=Path, default=Path("frames.npz"))
-    options = parser.parse_args(argv)
     try:
-        _capture(options)
+        _capture(parser.parse_args(argv))
     except KbrError as error:
         stop(str(error))
 

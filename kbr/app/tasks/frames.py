@@ -69,16 +69,16 @@ def captured_frames(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _from_archive(path: Path) -> tuple[np.ndarray, np.ndarray]:
     npz = Npz(path)
-    there = [key for key in ("images", "yaw") if key in npz.names()]
-    arrays = {key: npz.read(key, advice="Record fewer or smaller frames.") for key in there}
-    if "images" not in arrays:
+    names = npz.names()
+    if "images" not in names:
         raise KbrError(f"{path} has no array called images. Save {LAYOUT}.")
-    if "yaw" not in arrays:
+    if "yaw" not in names:
         raise KbrError(
             f"{path} has frames without headings: no array called yaw. Save {LAYOUT}: the heading "
             "of every frame is what is to be learned."
         )
-    return arrays["images"], arrays["yaw"]
+    advice = "Record fewer or smaller frames."
+    return npz.read("images", advice=advice), npz.read("yaw", advice=advice)
 
 
 def _from_folder(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -125,17 +125,15 @@ def _image(path: Path) -> np.ndarray:
 
 
 def _check_images(images: np.ndarray, path: Path) -> None:
-    kinds = {1: "greyscale", 4: "RGBA"}
     shape = images.shape
-    if images.ndim == 3:
-        kind = "a single image" if shape[-1] == 3 else "greyscale"
-    elif images.ndim != 4:
-        kind = "no images"
-    elif shape[-1] != 3 and shape[1] == 3:
-        kind = "channels first"
-    else:
-        kind = kinds.get(shape[-1], f"of {shape[-1]} channels")
     if images.ndim != 4 or shape[-1] != 3:
+        kind = "no images"
+        if images.ndim == 3:
+            kind = "a single image" if shape[-1] == 3 else "greyscale"
+        elif images.ndim == 4 and shape[1] == 3:
+            kind = "channels first"
+        elif images.ndim == 4:
+            kind = {1: "greyscale", 4: "RGBA"}.get(shape[-1], f"of {shape[-1]} channels")
         raise KbrError(
             f"images in {path} must be RGB, [N, H, W, 3]; got shape {list(shape)}: {kind}. Save "
             f"{LAYOUT}."

@@ -3,6 +3,8 @@
 import io
 import zipfile
 import zlib
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 from kbr.app.run.folder import write_bytes
-from kbr.app.tasks.maze_pictures import PICTURES, hang
 from kbr.core.datasets.raycast import SIDES, Scene, cast, draw
 from kbr.core.errors import KbrError
 
@@ -23,6 +24,17 @@ STYLE, WALL, FLOOR, SKY = "style_01", "green", "orange", "sky_02"
 SKY_SIDES = ("right", "left", "back", "front")  # met going +x, -x, +y, -y
 LIGHT = (40.0, 170.0, 190.0)  # colour of the lights in the walls
 LARGE = 8  # degrees of the turn that a face must fill to get a picture
+# Coordinates run from -1 to 1 across a picture, to the right and downwards.
+SHAPES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    lambda u, v: torch.hypot(u, v) < 1,
+    lambda u, v: (torch.hypot(u, v) - 0.75).abs() < 0.25,
+    lambda u, v: torch.minimum(u.abs(), v.abs()) < 0.4,
+    lambda u, v: u.abs() + v.abs() < 1,
+    lambda u, v: 2 * u.abs() - v < 1,
+)
+COLOURS = ((224, 64, 64), (48, 96, 192), (240, 160, 168), (48, 48, 56), (224, 176, 32))
+PAPER, FRAME = (216, 216, 208), (112, 112, 122)
+PICTURES = tuple(product(SHAPES, COLOURS))
 
 
 def maze_frames(*, seed: int, count: int, cache: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -30,25 +42,19 @@ def maze_frames(*, seed: int, count: int, cache: Path) -> tuple[np.ndarray, np.n
     if count < 2:
         raise KbrError(f"data.n_frames must be at least 2; got {count}. A full turn has hundreds.")
     path = cache / f"maze_{seed}_{count}x{HEIGHT}x{WIDTH}_v{VERSION}.npz"
-    kept = _kept(path, count)
-    if kept is not None:
-        return kept
+    try:  # the frames drawn before, unless their file is damaged
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as saved:
+            images, yaw = saved["images"], saved["yaw"]
+        shapes = ((count, HEIGHT, WIDTH, 3), (count,))
+        if (images.shape, yaw.shape) == shapes and images.dtype == np.uint8:
+            return images, yaw
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+        pass
     images, yaw = draw_maze(seed=seed, count=count)
     buffer = io.BytesIO()
     np.savez(buffer, images=images, yaw=yaw)
     write_bytes(path, buffer.getvalue())
     return images, yaw
-
-
-def _kept(path: Path, count: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The frames drawn before; None where there are none, or their file is damaged."""
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as saved:
-            images, yaw = saved["images"], saved["yaw"]
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
-        return None
-    whole = images.shape == (count, HEIGHT, WIDTH, 3) and yaw.shape == (count,)
-    return (images, yaw) if whole and images.dtype == np.uint8 else None
 
 
 def draw_maze(
@@ -80,7 +86,7 @@ def maze_scene(seed: int, *, texels: int) -> tuple[Scene, tuple[float, float]]:
     plain = torch.stack([wall, *others])
     hung = _hung_faces(Scene(solid=solid, walls=numbers, textures=plain), position)
     order = rng.permutation(len(PICTURES))
-    pictures = [hang(wall, *PICTURES[order[k % len(order)]]) for k in range(len(hung))]
+    pictures = [_hang(wall, *PICTURES[order[k % len(order)]]) for k in range(len(hung))]
     walls = torch.zeros_like(numbers)
     walls.view(-1)[hung] = torch.arange(1, len(hung) + 1)
     textures = torch.stack([wall, *pictures, *others])
@@ -136,3 +142,21 @@ def _texture(path: str | Path, texels: int) -> Tensor:
     with Image.open(path) as image:
         small = image.convert("RGBA").convert("RGB").resize((texels, texels), Image.Resampling.BOX)
     return torch.from_numpy(np.array(small)).permute(2, 0, 1)
+
+
+def _hang(
+    wall: Tensor, shape: Callable[[Tensor, Tensor], Tensor], colour: tuple[int, int, int]
+) -> Tensor:
+    """A wall [3, s, s] uint8 with a framed shape in its middle, half as wide as the wall."""
+    size = wall.shape[-1]
+    line = 2 * (2 * torch.arange(size) + 1 - size) / size  # the picture is between -1 and 1
+    u, v = line.expand(size, size), line.unsqueeze(-1).expand(size, size)
+    far = torch.maximum(u.abs(), v.abs())
+    layers = (
+        (far < 1, FRAME),
+        (far < 0.85, PAPER),
+        ((far < 0.65) & shape(u / 0.65, v / 0.65), colour),
+    )
+    for where, fill in layers:
+        wall = torch.where(where, torch.tensor(fill, dtype=torch.uint8)[:, None, None], wall)
+    return wall

@@ -4,25 +4,14 @@ import struct
 import warnings
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from kbr.core.errors import KbrError
 
 # Pixels only: others, such as EPS, are handed to programs of their own.
 FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "PPM", "GIF")
 MAX_PIXELS = 50_000_000
-DAMAGE = (
-    UnidentifiedImageError,
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    struct.error,
-)
+DAMAGE = (OSError, EOFError, SyntaxError, ValueError, LookupError, TypeError, OverflowError)
 
 
 def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS, setting: str = "") -> Image.Image:
@@ -32,7 +21,13 @@ def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS, setting: str = "")
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
             with Image.open(path, formats=FORMATS) as image:
-                _check_size(path, image.width * image.height, max_pixels, setting)
+                pixels = image.width * image.height
+                if pixels > max_pixels:
+                    raise KbrError(
+                        f"{path} has {pixels / 1e6:,.1f} million pixels; at most "
+                        f"{max_pixels / 1e6:,.1f} are decoded: "
+                        f"{f'raise {setting} or ' if setting else ''}shrink it."
+                    )
                 if getattr(image, "is_animated", False):
                     raise KbrError(f"{path} holds several pictures; expected one. Split it.")
                 image.load()
@@ -41,7 +36,7 @@ def read_picture(path: Path, *, max_pixels: int = MAX_PIXELS, setting: str = "")
             raise
         except Image.DecompressionBombError as error:
             raise KbrError(f"{path} is too large to be decoded: {error} Shrink it.") from error
-        except DAMAGE as error:
+        except (*DAMAGE, struct.error) as error:
             raise KbrError(
                 f"{path} is damaged or no image of a kind that is read ({', '.join(FORMATS)}): "
                 f"{' '.join(str(error).split())}. Copy it again, or convert it."
@@ -59,12 +54,3 @@ def inside(folder: Path, name: str, where: str) -> Path:
     if not path.is_file():
         raise KbrError(f"{where} names the frame {path}, which is no file.")
     return path
-
-
-def _check_size(path: Path, pixels: int, limit: int, setting: str) -> None:
-    if pixels > limit:
-        advice = f"raise {setting} or shrink it" if setting else "shrink it"
-        raise KbrError(
-            f"{path} has {pixels / 1e6:,.1f} million pixels; at most {limit / 1e6:,.1f} are "
-            f"decoded: {advice}."
-        )

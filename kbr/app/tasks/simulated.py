@@ -12,19 +12,20 @@ from kbr.core.datasets.gaussian import GaussianTask
 from kbr.core.datasets.heading import Heading
 
 
-def filtering(*tasks: Callable[..., FilteringTask]) -> Callable[..., Filtering]:
-    """A function of name, n_train, n_test and the settings of the task, which the first makes.
+def filtering(task: Callable[..., FilteringTask], *more: Callable[..., Any]) -> Any:
+    """A function of name, n_train, n_test and the settings of `task` and of what it calls.
 
-    Its further settings are those of the second: what the config check may expect.
+    Its signature is what the config check may expect.
     """
 
     def build(*, name: str, n_train: int, n_test: int, **settings: Any) -> Filtering:
-        return Filtering(name=name, n_train=n_train, n_test=n_test, task=tasks[0](**settings))
+        return Filtering(name=name, n_train=n_train, n_test=n_test, task=task(**settings))
 
-    functions: list[Callable[..., Any]] = [build, *tasks]
+    functions: list[Callable[..., Any]] = [build, task, *more]
     every = [one for each in functions for one in signature(each).parameters.values()]
     named = {one.name: one for one in reversed(every) if one.kind is not Parameter.VAR_KEYWORD}
-    build.__signature__ = Signature([*named.values()])  # type: ignore[attr-defined]
+    keys = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in named.values()]
+    build.__signature__ = Signature(keys)  # type: ignore[attr-defined]
     return build
 
 
@@ -32,31 +33,16 @@ def _dsprites(*, source: str, path: str | None, **settings: Any) -> DSprites:
     return DSprites(source=sprite_source(source, path), **settings)
 
 
-def _heading(
-    *,
-    frames: str | None,
-    maze_seed: int,
-    n_frames: int,
-    height: int,
-    width: int,
-    cache: str,
-    **settings: Any,
-) -> Heading:
-    table = heading_frames(
-        frames=frames,
-        maze_seed=maze_seed,
-        n_frames=n_frames,
-        height=height,
-        width=width,
-        cache=cache,
-    )
+def _heading(**settings: Any) -> Heading:
+    keys = [key for key in signature(heading_frames).parameters if key in settings]
+    table = heading_frames(**{key: settings.pop(key) for key in keys})
     return Heading(frames=table, **settings)
 
 
 rotation = filtering(Rotation)
 oscillatory = filtering(Oscillatory)
 dsprites = filtering(_dsprites, DSprites)
-dmlab = filtering(_heading, Heading)
+dmlab = filtering(_heading, heading_frames, Heading)
 
 
 def gaussian(*, name: str, dim: int, n_train: int, n_prior: int, n_test: int) -> PosteriorMean:

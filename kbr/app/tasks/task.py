@@ -1,7 +1,7 @@
 """What a run is asked to do: which data, how many, and what counts as an error."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NoReturn, Protocol
 
@@ -35,6 +35,7 @@ class Filtering:
     n_train: int
     n_test: int
     task: FilteringTask
+    shift: int = 0  # the test sequence is that of the seed so much further on
 
     labels: ClassVar[None] = None  # of the latent's columns; None: z_1, z_2, ...
     filter_units: ClassVar[None] = None  # of x and z; None: numbers as they are
@@ -45,17 +46,26 @@ class Filtering:
 
     def data(self, seed: int) -> FilteringData:
         """One data set."""
-        return self.task.generate(n_train=self.n_train, n_test=self.n_test, seed=seed)
+        sizes = {"n_train": self.n_train, "n_test": self.n_test}
+        own = self.task.generate(**sizes, seed=seed)
+        if not self.shift:
+            return own
+        other = self.task.generate(**sizes, seed=seed + self.shift)
+        if torch.equal(own.z_test, other.z_test):
+            raise KbrError(
+                f"data={self.name} has the same test sequence whatever the seed. Leave out "
+                "data.seed."
+            )
+        return replace(own, x_test=other.x_test, z_test=other.z_test)
 
     def trials(self, seeds: Sequence[int]) -> FilteringData:
         """Independent data sets stacked along a leading dimension; seed k always gives the same."""
-        made = [self.data(seed) for seed in seeds]
-        names = [field.name for field in fields(FilteringData)]
-        return FilteringData(**{n: torch.stack([getattr(m, n) for m in made]) for n in names})
+        several = [vars(self.data(seed)) for seed in seeds]
+        return FilteringData(**{n: torch.stack([d[n] for d in several]) for n in several[0]})
 
-    def test(self, made: Filter, data: FilteringData) -> tuple[FilterResult, Tensor]:
+    def test(self, filt: Filter, data: FilteringData) -> tuple[FilterResult, Tensor]:
         """Answers at every test step, and the truth."""
-        result = made.filter(data.x_test)
+        result = filt.filter(data.x_test)
         return result, data.z_test.to(result.mean)
 
     def view(
@@ -63,8 +73,7 @@ class Filtering:
     ) -> View:
         """What pictures show of one data set, or of the first trial; weights are those of filt."""
         if data.z_train.ndim == 3:
-            names = [field.name for field in fields(FilteringData)]
-            data = FilteringData(**{name: getattr(data, name)[0] for name in names})
+            data = FilteringData(**{name: value[0] for name, value in vars(data).items()})
         weights = None if filt is None else first_weights(filt, data.x_test)
         return view_of(self.task, data, weights=weights, gaze=gaze)
 
@@ -74,10 +83,9 @@ class Filtering:
     def check_unchanged(self, folder: Path) -> None:
         """A seed always gives the same data."""
 
-    def with_fresh_tests(self, shift: int) -> "FreshTests":
+    def with_fresh_tests(self, shift: int) -> "Filtering":
         """The same training data, with the test sequences of the seeds `shift` further on."""
-        shared = {field.name: getattr(self, field.name) for field in fields(Filtering)}
-        return FreshTests(**shared, base=self, shift=shift)
+        return replace(self, shift=shift)
 
     def state_space(self) -> StateSpaceModel:
         """The true model."""
@@ -96,23 +104,6 @@ class Filtering:
         """What the task measures beside the squared error, if anything."""
         measure = getattr(self.task, "extra_metrics", None)
         return measure(mean, truth) if measure else {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FreshTests(Filtering):
-    """The training data of a seed, with the test sequence of the seed `shift` further on."""
-
-    base: Filtering
-    shift: int
-
-    def data(self, seed: int) -> FilteringData:
-        own, other = self.base.data(seed), self.base.data(seed + self.shift)
-        if self.shift and torch.equal(own.z_test, other.z_test):
-            raise KbrError(
-                f"data={self.name} has the same test sequence whatever the seed. Leave out "
-                "data.seed."
-            )
-        return replace(own, x_test=other.x_test, z_test=other.z_test)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int
 from torch import Generator, Tensor
 
-from kbr.core.datasets.dynamics import Oscillatory, Sampled
-from kbr.core.datasets.normal_mass import normal_mass
+from kbr.core.datasets.drawing import Shape, add_noise, normal_mass
+from kbr.core.datasets.dynamics import Oscillatory
 from kbr.core.datasets.sprites import (
     PIXELS,
     SIZES,
@@ -20,13 +20,13 @@ from kbr.core.datasets.sprites import (
 )
 from kbr.core.errors import KbrError
 from kbr.core.filters.classical.state_space import StateSpaceModel
-from kbr.core.inputs import check_finite, check_positive
+from kbr.core.inputs import check_finite, check_noise, check_positive
 
 GRID = SIZES[-1]  # positions along either axis
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSprites(Sampled):
+class DSprites(Oscillatory):
     """Images of one sprite whose position is a noisy view of the latent z = (u, v).
 
     Math: z_t+1 = (1 + beta sin(M theta_t)) (cos(theta_t + omega), sin(theta_t + omega)) + eps_Z,
@@ -41,23 +41,16 @@ class DSprites(Sampled):
 
     source: SpriteSource = field(default_factory=SpriteRenderer)
     sigma_x: float = 0.05
-    sigma_z: float = 0.2
     pixel_noise: float = 0.1
     shape: int = 2
     scale: int = 0
     orientation: int = 0
-    omega: float = 0.4
-    beta: float = 0.4
-    frequency: int = 8
     extent: float = 1.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive(self.extent, name="extent")
-        if not (math.isfinite(self.pixel_noise) and self.pixel_noise >= 0):
-            raise KbrError(
-                f"pixel_noise must be finite and at least zero; got {self.pixel_noise}. "
-                "Set pixel_noise."
-            )
+        check_noise(pixel_noise=self.pixel_noise)
         sprite = {"shape": self.shape, "scale": self.scale, "orientation": self.orientation}
         for name, index in sprite.items():
             if not isinstance(index, int):
@@ -66,18 +59,6 @@ class DSprites(Sampled):
                     f"{name} (scale 0 is the smallest, orientation 0 upright)."
                 )
         check_classes(torch.tensor([[*sprite.values(), 0, 0]]))
-        _ = self.dynamics  # which checks the settings that are its own
-
-    @cached_property
-    def dynamics(self) -> Oscillatory:
-        """The latent dynamics; its observations are the positions before rounding to the grid."""
-        return Oscillatory(
-            omega=self.omega,
-            beta=self.beta,
-            frequency=self.frequency,
-            sigma_x=self.sigma_x,
-            sigma_z=self.sigma_z,
-        )
 
     @property
     def window(self) -> tuple[float, float, float, float]:
@@ -106,13 +87,10 @@ class DSprites(Sampled):
         return images.reshape(*position.shape[:-1], 1, PIXELS, PIXELS)
 
     def sample(
-        self, length: int, generator: Generator, batch: tuple[int, ...] = ()
+        self, length: int, generator: Generator, batch: Shape = ()
     ) -> tuple[Float32[Tensor, "*b t 1 64 64"], Float64[Tensor, "*b t 2"]]:
-        """Images x and latents z."""
-        position, z = self.dynamics.sample(length, generator, batch)
-        x = self.frames(position)
-        noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
-        return x.add_(noise, alpha=self.pixel_noise), z
+        position, z = super().sample(length, generator, batch)
+        return add_noise(self.frames(position), self.pixel_noise, generator), z
 
     def log_likelihood(
         self, x: Float[Tensor, "*b 1 64 64"], z: Float[Tensor, "*b n 2"]
@@ -151,7 +129,7 @@ class DSprites(Sampled):
     def state_space(self) -> StateSpaceModel:
         """The true model, for the particle filter."""
         return replace(
-            self.dynamics.state_space(),
+            super().state_space(),
             observation=None,
             observation_cov=None,
             observation_shape=(1, PIXELS, PIXELS),

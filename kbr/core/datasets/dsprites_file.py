@@ -57,7 +57,6 @@ class DSpritesFile:
     sizes: tuple[int, ...] = SIZES
 
     def images(self, classes: Integer[Tensor, "n 5"]) -> UInt8[Tensor, "n 64 64"]:
-        """Images in {0, 1}, by their indices (shape, scale, orientation, x, y)."""
         check_classes(classes, sizes=self.sizes)
         wanted = classes.cpu().long().numpy()
         flat = np.ravel_multi_index(tuple(wanted.T), self.sizes)
@@ -71,8 +70,16 @@ class DSpritesFile:
                 labels = self._blocks(archive, "latents_classes", sprites * grid, grid)
                 for k, (images, label) in enumerate(zip(pixels, labels, strict=True)):
                     rows = np.flatnonzero(which == k)
-                    self._check_order(label[flat[rows] % grid], wanted[rows])
-                    out[rows] = images[flat[rows] % grid]
+                    at = flat[rows] % grid
+                    order = label[at, -5:]  # the file's first column is the colour
+                    if not np.array_equal(order, wanted[rows]):
+                        raise KbrError(
+                            f"{self.path} orders its images in another way than "
+                            f"sizes={self.sizes} says: expected (shape, scale, orientation, x, y) "
+                            f"= {wanted[rows[0]].tolist()}, its latents_classes say "
+                            f"{order[0].tolist()}. Set sizes."
+                        )
+                    out[rows] = images[at]
         except ARCHIVE as error:
             raise KbrError(
                 f"{self.path} is not a whole .npz archive: {error}. Delete it and run {COMMAND}."
@@ -95,15 +102,6 @@ class DSpritesFile:
             )
         return path
 
-    def _check_order(self, labels: np.ndarray, wanted: np.ndarray) -> None:
-        found = labels[:, -5:]  # the file's first column is the colour
-        if not np.array_equal(found, wanted):
-            raise KbrError(
-                f"{self.path} orders its images in another way than sizes={self.sizes} says: "
-                f"expected (shape, scale, orientation, x, y) = {wanted[0].tolist()}, its "
-                f"latents_classes say {found[0].tolist()}. Set sizes."
-            )
-
     def _blocks(
         self, archive: zipfile.ZipFile, key: str, starts: np.ndarray, count: int
     ) -> Iterator[np.ndarray]:
@@ -113,8 +111,7 @@ class DSpritesFile:
                 f"{self.path} must have the arrays imgs and latents_classes; got "
                 f"{[name.removesuffix('.npy') for name in archive.namelist()]}. Set path."
             )
-        layouts = {"imgs": ("u", (PIXELS, PIXELS)), "latents_classes": ("iu", (6,))}
-        kinds, row = layouts[key]
+        kinds, row = {"imgs": ("u", (PIXELS, PIXELS)), "latents_classes": ("iu", (6,))}[key]
         want = (math.prod(self.sizes), *row)
         member = archive.getinfo(f"{key}.npy")
         with archive.open(member) as stream:
@@ -204,11 +201,9 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> bool:
             return True
         raise
     with response:
-        resumed = response.status == 206 and str(response.headers["Content-Range"]).startswith(
-            f"bytes {have}-"
-        )
-        if not resumed:  # the server knows no ranges and sends everything
-            have = 0
+        span = str(response.headers["Content-Range"])
+        resumed = response.status == 206 and span.startswith(f"bytes {have}-")
+        have = have if resumed else 0  # a server that knows no ranges sends everything
         length = response.headers["Content-Length"]
         total = have + int(length) if length is not None else None
         with open(part, "ab" if resumed else "wb") as stream:
@@ -226,7 +221,6 @@ def _print_progress(have: int, total: int | None) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Download and verify the file: the command line."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Fetch the dSprites file (26 MB).")
     parser.add_argument("--path", type=Path, default=Path("data/dsprites.npz"))
     parser.add_argument("--url", default=URL, help="a mirror of the same file")

@@ -5,15 +5,17 @@ that bends the posterior away from a Gaussian.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from kbr.core.datasets.drawing import as_generator, check_lengths, normal
+from kbr.core.datasets.drawing import Shape, as_generator, check_lengths, normal, uniform_on_circle
 from kbr.core.errors import KbrError
 from kbr.core.filters.classical.state_space import StateSpaceModel
+from kbr.core.inputs import check_noise
 
 BURN_IN = 50  # steps thrown away; the angle is uniform from the start, the radius settles in a few
 
@@ -31,26 +33,22 @@ class FilteringData:
 class Sampled:
     """A task whose training and test sequences are two samples."""
 
-    def sample(
-        self, length: int, generator: Generator, batch: tuple[int, ...] = ()
-    ) -> tuple[Tensor, Tensor]:
+    def sample(self, length: int, generator: Generator, batch: Shape = ()) -> tuple[Tensor, Tensor]:
         """Observations x and latents z of so many steps."""
         raise NotImplementedError
 
     def generate(
-        self,
-        *,
-        n_train: int,
-        n_test: int = 200,
-        seed: int | Generator = 0,
-        batch: tuple[int, ...] = (),
+        self, *, n_train: int, n_test: int = 200, seed: int | Generator = 0, batch: Shape = ()
     ) -> FilteringData:
         """Independent training and test sequences, from a seed or a generator."""
-        check_lengths(n_train, n_test)
-        generator = as_generator(seed)
-        x_train, z_train = self.sample(n_train, generator, batch)
-        x_test, z_test = self.sample(n_test, generator, batch)
+        lengths, generator = check_lengths(n_train, n_test), as_generator(seed)
+        (x_train, z_train), (x_test, z_test) = self.samples(lengths, generator, batch)
         return FilteringData(x_train=x_train, z_train=z_train, x_test=x_test, z_test=z_test)
+
+    def samples(
+        self, lengths: Sequence[int], generator: Generator, batch: Shape = ()
+    ) -> list[tuple[Tensor, Tensor]]:
+        return [self.sample(length, generator, batch) for length in lengths]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +72,7 @@ class Oscillatory(Sampled):
         for name, value in (("omega", self.omega), ("beta", self.beta)):
             if not math.isfinite(value):
                 raise KbrError(f"{name} must be a finite number; got {value}. Set {name}.")
-        for name, value in (("sigma_x", self.sigma_x), ("sigma_z", self.sigma_z)):
-            if not (math.isfinite(value) and value >= 0):
-                raise KbrError(f"{name} must be finite and at least zero; got {value}. Set {name}.")
+        check_noise(sigma_x=self.sigma_x, sigma_z=self.sigma_z)
         if not (math.isfinite(self.frequency) and self.frequency == int(self.frequency)):
             raise KbrError(
                 f"frequency must be a whole number (sin(M theta) has no jump then); got "
@@ -93,13 +89,15 @@ class Oscillatory(Sampled):
         return torch.stack([radius * torch.cos(ahead), radius * torch.sin(ahead)], dim=-1)
 
     def latents(
-        self, length: int, generator: Generator, batch: tuple[int, ...] = ()
+        self, length: int, generator: Generator, batch: Shape = ()
     ) -> Float[Tensor, "*b t 2"]:
         """Latent sequences, stationary from their first step, in float64."""
-        _check_length(length, name="length")
-        for size in batch:
-            _check_length(size, name="batch")
-        z = _unit_circle(batch, generator)
+        for name, size in (("length", length), *(("batch", size) for size in batch)):
+            if not isinstance(size, int) or size < 1:
+                raise KbrError(
+                    f"{name} must be a whole number, at least 1; got {size}. Set {name}."
+                )
+        z = uniform_on_circle(batch, generator)
         noise = self.sigma_z * normal((*batch, BURN_IN + length, 2), generator)
         path = []
         for eps in noise.unbind(-2):
@@ -108,7 +106,7 @@ class Oscillatory(Sampled):
         return torch.stack(path[BURN_IN:], dim=-2)
 
     def sample(
-        self, length: int, generator: Generator, batch: tuple[int, ...] = ()
+        self, length: int, generator: Generator, batch: Shape = ()
     ) -> tuple[Float[Tensor, "*b t 2"], Float[Tensor, "*b t 2"]]:
         """Observations x and latents z; z equals what `latents` draws from the same generator."""
         z = self.latents(length, generator, batch)
@@ -134,8 +132,8 @@ class Oscillatory(Sampled):
             sample_initial=self._sample_ring,
         )
 
-    def _sample_ring(self, shape: tuple[int, ...], generator: Generator) -> Float[Tensor, "*b 2"]:
-        start = self.step_mean(_unit_circle(shape, generator))
+    def _sample_ring(self, shape: Shape, generator: Generator) -> Float[Tensor, "*b 2"]:
+        start = self.step_mean(uniform_on_circle(shape, generator))
         return start + self.sigma_z * normal((*shape, 2), generator)
 
 
@@ -149,14 +147,3 @@ class Rotation(Oscillatory):
 
 def _identity(z: Tensor) -> Tensor:
     return z
-
-
-def _unit_circle(shape: tuple[int, ...], generator: Generator) -> Float[Tensor, "*b 2"]:
-    turn = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
-    theta = 2 * math.pi * turn
-    return torch.stack([theta.cos(), theta.sin()], dim=-1)
-
-
-def _check_length(length: int, *, name: str) -> None:
-    if not isinstance(length, int) or length < 1:
-        raise KbrError(f"{name} must be a whole number, at least 1; got {length}. Set {name}.")

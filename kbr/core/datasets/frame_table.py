@@ -8,12 +8,10 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int, UInt8
 from torch import Tensor
 
-from kbr.core.datasets.normal_mass import normal_mass
+from kbr.core.datasets.drawing import TURN, normal_mass
 from kbr.core.errors import KbrError
 from kbr.core.filters.classical.circular import wrap
 from kbr.core.inputs import check_finite
-
-TURN = 2 * math.pi
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,10 +52,9 @@ class FrameTable:
         return heading, order
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """Channels, height and width of a frame."""
-        _, channels, height, width = self.images.shape
-        return channels, height, width
+        return tuple(self.images.shape[1:])
 
     @cached_property
     def pixels(self) -> Float32[Tensor, "n 3 h w"]:

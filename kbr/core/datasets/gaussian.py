@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kbr.core.errors import KbrError
+from kbr.core.datasets.drawing import normal
+from kbr.core.inputs import check_sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,24 +47,18 @@ class GaussianTask:
     n_test: int = 200
 
     def __post_init__(self) -> None:
-        for name in ("dim", "n_train", "n_prior", "n_test"):
-            if getattr(self, name) < 1:
-                raise KbrError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        check_sizes(**vars(self))
 
     def generate(self, generator: torch.Generator) -> GaussianData:
         """One data set in float64; every number comes from the generator."""
         d = self.dim
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-        a = normal(2 * d, 2 * d)
+        a = normal((2 * d, 2 * d), generator)
         v = a.mT @ a / (2 * d) + 2 * torch.eye(2 * d, dtype=torch.float64)
         vxx, vxz, vzz = v[:d, :d], v[:d, d:], v[d:, d:]
         shift = torch.cat([torch.ones(d), torch.zeros(d)]).to(v)
-        pairs = normal(self.n_train, 2 * d) @ torch.linalg.cholesky(v).mT + shift
-        z_prior = normal(self.n_prior, d) @ torch.linalg.cholesky(vzz / 2).mT
-        x_test = normal(self.n_test, d) @ torch.linalg.cholesky(vxx).mT
+        pairs = normal((self.n_train, 2 * d), generator) @ torch.linalg.cholesky(v).mT + shift
+        z_prior = normal((self.n_prior, d), generator) @ torch.linalg.cholesky(vzz / 2).mT
+        x_test = normal((self.n_test, d), generator) @ torch.linalg.cholesky(vxx).mT
         # Likelihood x | z ~ N(1 + H z, R); prior N(0, S): the textbook update.
         h = torch.linalg.solve(vzz, vxz.mT).mT
         r, s = vxx - h @ vxz.mT, vzz / 2
@@ -80,10 +75,7 @@ class GaussianTask:
 
     def trials(self, seeds: list[int]) -> GaussianData:
         """Independent data sets along a leading dimension; seed k always gives data set k."""
-        made = [self.generate(torch.Generator().manual_seed(seed)) for seed in seeds]
+        sets = [vars(self.generate(torch.Generator().manual_seed(seed))) for seed in seeds]
         return GaussianData(
-            *(
-                torch.stack([getattr(m, name) for m in made])
-                for name in GaussianData.__annotations__
-            )
+            *(torch.stack(parts) for parts in zip(*map(dict.values, sets), strict=True))
         )

@@ -1,25 +1,34 @@
 """The paper's video task: which way am I facing, from first-person frames of a turn on the spot."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Float32, Float64
 from torch import Generator, Tensor
 
-from kbr.core.datasets.drawing import as_generator, check_lengths, normal
-from kbr.core.datasets.dynamics import FilteringData
-from kbr.core.datasets.frame_table import TURN, FrameTable
-from kbr.core.errors import KbrError
+from kbr.core.datasets.drawing import (
+    TURN,
+    Shape,
+    add_noise,
+    as_generator,
+    check_lengths,
+    normal,
+    on_circle,
+    uniform_on_circle,
+)
+from kbr.core.datasets.dynamics import Sampled
+from kbr.core.datasets.frame_table import FrameTable
 from kbr.core.filters.classical.circular import CircularKalmanFilter, wrap
 from kbr.core.filters.classical.state_space import StateSpaceModel
-from kbr.core.inputs import check_positive
+from kbr.core.inputs import check_noise, check_positive
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Heading:
+class Heading(Sampled):
     """First-person frames of somebody who turns on the spot; the latent is the heading.
 
     Math: theta_t+1 = theta_t + omega + N(0, sigma_z^2),  z_t = (cos theta_t, sin theta_t),
@@ -37,11 +46,7 @@ class Heading:
     pixel_noise: float = 0.1
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.pixel_noise) and self.pixel_noise >= 0):
-            raise KbrError(
-                f"pixel_noise must be finite and at least zero; got {self.pixel_noise}. "
-                "Set pixel_noise."
-            )
+        check_noise(pixel_noise=self.pixel_noise)
         _ = self.oracle  # which checks the other settings
 
     @property
@@ -49,30 +54,19 @@ class Heading:
         """The filter that is shown the noisy headings themselves: no other can do better."""
         return CircularKalmanFilter(omega=self.omega, sigma_z=self.sigma_z, sigma_x=self.sigma_x)
 
-    def generate(
-        self,
-        *,
-        n_train: int,
-        n_test: int = 200,
-        seed: int | Generator = 0,
-        batch: tuple[int, ...] = (),
-    ) -> FilteringData:
-        """Independent training and test sequences, from a seed or a generator."""
-        generator = as_generator(seed)
-        # Headings of both before any pixels: `noisy_headings` stops after them.
-        train, test = (self._headings(n, generator, batch) for n in check_lengths(n_train, n_test))
-        (x_train, z_train), (x_test, z_test) = (
-            (self._images(noisy, generator), _on_circle(theta)) for theta, noisy in (train, test)
-        )
-        return FilteringData(x_train=x_train, z_train=z_train, x_test=x_test, z_test=z_test)
+    def samples(
+        self, lengths: Sequence[int], generator: Generator, batch: Shape = ()
+    ) -> list[tuple[Float32[Tensor, "..."], Float64[Tensor, "..."]]]:
+        # All headings before any pixels: `noisy_headings` stops after them.
+        headings = [self._headings(length, generator, batch) for length in lengths]
+        drawn = []
+        for theta, noisy in headings:
+            x = self.frames.pixels.to(noisy.device)[self.frames.nearest(noisy)]
+            drawn.append((add_noise(x, self.pixel_noise, generator), on_circle(theta)))
+        return drawn
 
     def noisy_headings(
-        self,
-        *,
-        n_train: int,
-        n_test: int = 200,
-        seed: int | Generator = 0,
-        batch: tuple[int, ...] = (),
+        self, *, n_train: int, n_test: int = 200, seed: int | Generator = 0, batch: Shape = ()
     ) -> tuple[Float64[Tensor, "*b n_train"], Float64[Tensor, "*b n_test"]]:
         """The headings theta_t + N(0, sigma_x^2) that the frames of `generate` show, in radians."""
         generator = as_generator(seed)
@@ -80,7 +74,7 @@ class Heading:
         return train[1], test[1]
 
     def _headings(
-        self, length: int, generator: Generator, batch: tuple[int, ...]
+        self, length: int, generator: Generator, batch: Shape
     ) -> tuple[Float64[Tensor, "*b t"], Float64[Tensor, "*b t"]]:
         """True and noisy headings."""
         turn = torch.rand(
@@ -90,14 +84,6 @@ class Heading:
         steps[..., :1] = TURN * turn
         theta = steps.cumsum(-1)
         return theta, theta + self.sigma_x * normal((*batch, length), generator)
-
-    def _images(
-        self, noisy: Float64[Tensor, "*b t"], generator: Generator
-    ) -> Float32[Tensor, "*b t 3 h w"]:
-        """What is seen at these headings, with pixel noise."""
-        x = self.frames.pixels.to(noisy.device)[self.frames.nearest(noisy)]
-        noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
-        return x.add_(noise, alpha=self.pixel_noise)
 
     @cached_property
     def _table(self) -> Float64[Tensor, "n d"]:
@@ -138,24 +124,20 @@ class Heading:
         """
         eye = torch.eye(2, dtype=torch.float64)
         return StateSpaceModel(
-            transition=self._turned,
+            transition=partial(_rotate, angle=self.omega),
             transition_cov=self.sigma_z**2 * eye,
             initial_mean=torch.zeros(2, dtype=torch.float64),
             initial_cov=0.5 * eye,
             observation_shape=self.frames.shape,
             log_likelihood=self.log_likelihood,
             sample_transition=self._sample_transition,
-            sample_initial=_sample_circle,
+            sample_initial=uniform_on_circle,
         )
-
-    def _turned(self, z: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:
-        return _rotate(z, torch.full_like(z[..., 0], self.omega))
 
     def _sample_transition(
         self, z: Float[Tensor, "*b 2"], generator: Generator
     ) -> Float[Tensor, "*b 2"]:
-        angle = self.omega + self.sigma_z * normal(tuple(z.shape[:-1]), generator)
-        return _rotate(z, angle.to(z))
+        return _rotate(z, self.omega + self.sigma_z * normal(tuple(z.shape[:-1]), generator))
 
     def extra_metrics(
         self, mean: Float[Tensor, "*b t 2"], truth: Float[Tensor, "*b t 2"]
@@ -169,15 +151,7 @@ def _angle(z: Float[Tensor, "*b 2"]) -> Float64[Tensor, "*b"]:
     return torch.atan2(z[..., 1].double(), z[..., 0].double())
 
 
-def _on_circle(theta: Float64[Tensor, "*b"]) -> Float64[Tensor, "*b 2"]:
-    return torch.stack([theta.cos(), theta.sin()], dim=-1)
-
-
-def _rotate(z: Float[Tensor, "*b 2"], angle: Float[Tensor, "*b"]) -> Float[Tensor, "*b 2"]:
+def _rotate(z: Float[Tensor, "*b 2"], angle: float | Tensor) -> Float[Tensor, "*b 2"]:
+    angle = torch.as_tensor(angle, dtype=z.dtype, device=z.device)
     (u, v), c, s = z.unbind(-1), angle.cos(), angle.sin()
     return torch.stack([c * u - s * v, s * u + c * v], dim=-1)
-
-
-def _sample_circle(shape: tuple[int, ...], generator: Generator) -> Float64[Tensor, "*b 2"]:
-    turn = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
-    return _on_circle(TURN * turn)

@@ -104,8 +104,29 @@ def draw(
     pixel = 2 * math.tan(math.radians(field_of_view) / 2) / width
     aside = pixel * (torch.arange(width) - 0.5 * (width - 1))
     up = pixel * (0.5 * (height - 1) - torch.arange(height)).unsqueeze(-1)
-    parts = torch.split(yaw.float(), count)
-    return torch.cat([_draw(scene, position, part, aside, up, pixel) for part in parts])
+
+    def pictures(yaw: Float[Tensor, " m"]) -> UInt8[Tensor, "m 3 height width"]:
+        turn = torch.deg2rad(yaw).unsqueeze(-1)
+        slopes = (turn.cos() + aside * turn.sin(), turn.sin() - aside * turn.cos())
+        ray = torch.stack(slopes, dim=-1)
+        hit = WallHit(*(part.unsqueeze(-2) for part in cast(scene, position, ray)))  # [m 1 w]
+        ray = ray.unsqueeze(-3)  # [m 1 w 2]
+        level = scene.eye + hit.depth * up  # where the ray is when it has come to the wall
+        lit = hit.lit * _light(scene, hit.depth, ray)
+        surfaces = (
+            _floor(scene, position, ray, up),
+            _sky(scene, ray, up),
+            Surface(hit.texture, hit.across, 1 - level, hit.depth, lit),
+        )
+        is_floor, is_sky = level < 0, level > 1
+        texture, u, v, stretch, shade = (
+            torch.where(is_floor, floor, torch.where(is_sky, sky, wall))
+            for floor, sky, wall in zip(*surfaces, strict=True)
+        )
+        colours = _look_up(scene, texture, u, v, scene.textures.shape[-1] * pixel * stretch)
+        return (shade.unsqueeze(-1) * colours).round().to(torch.uint8).permute(0, 3, 1, 2)
+
+    return torch.cat([pictures(part) for part in torch.split(yaw.float(), count)])
 
 
 def cast(scene: Scene, position: tuple[float, float], ray: Float[Tensor, "*b 2"]) -> WallHit:
@@ -145,43 +166,6 @@ def _crossings(
     met = inside & scene.solid[i, j] & (t > 0)
     texture = scene.walls[i, j, 2 * axis + (ahead < 0).long()]
     return torch.where(met, t, torch.inf), texture
-
-
-def _draw(
-    scene: Scene,
-    position: tuple[float, float],
-    yaw: Float[Tensor, " n"],
-    aside: Float[Tensor, " w"],
-    up: Float[Tensor, "h 1"],
-    pixel: float,
-) -> UInt8[Tensor, "n 3 h w"]:
-    """Pictures whose columns and rows have these slopes, `pixel` from one to the next."""
-    turn = torch.deg2rad(yaw).unsqueeze(-1)
-    ray = torch.stack([turn.cos() + aside * turn.sin(), turn.sin() - aside * turn.cos()], dim=-1)
-    hit = WallHit(*(part.unsqueeze(-2) for part in cast(scene, position, ray)))  # [n 1 w]
-    ray = ray.unsqueeze(-3)  # [n 1 w 2]
-    level = scene.eye + hit.depth * up  # where the ray is when it has come to the wall
-    surfaces = (
-        _floor(scene, position, ray, up),
-        _sky(scene, ray, up),
-        _wall(scene, hit, ray, level),
-    )
-    is_floor, is_sky = level < 0, level > 1
-    seen = [
-        torch.where(is_floor, floor, torch.where(is_sky, sky, wall))
-        for floor, sky, wall in zip(*surfaces, strict=True)
-    ]
-    texture, u, v, stretch, shade = seen
-    colours = _look_up(scene, texture, u, v, scene.textures.shape[-1] * pixel * stretch)
-    drawn: Tensor = (shade.unsqueeze(-1) * colours).round().to(torch.uint8)
-    return drawn.permute(0, 3, 1, 2)
-
-
-def _wall(
-    scene: Scene, hit: WallHit, ray: Float[Tensor, "n 1 w 2"], level: Float[Tensor, "n h w"]
-) -> Surface:
-    shade = hit.lit * _light(scene, hit.depth, ray)
-    return Surface(hit.texture, hit.across, 1 - level, hit.depth, shade)
 
 
 def _floor(

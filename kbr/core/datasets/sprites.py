@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Integer, UInt8
 from torch import Tensor
 
 from kbr.core.errors import KbrError
+from kbr.core.inputs import check_sizes
 
 LATENTS = ("shape", "scale", "orientation", "x", "y")
 SIZES = (3, 6, 40, 32, 32)  # how many values each latent takes; in the file the last runs fastest
@@ -60,11 +61,9 @@ class SpriteRenderer:
     chunk: int = 32
 
     def __post_init__(self) -> None:
-        if self.chunk < 1:
-            raise KbrError(f"chunk must be at least 1 image; got {self.chunk}. Set chunk.")
+        check_sizes(chunk=self.chunk)
 
     def images(self, classes: Integer[Tensor, "n 5"]) -> UInt8[Tensor, "n 64 64"]:
-        """Images of the dataset, by their indices (shape, scale, orientation, x, y)."""
         values = latent_values(classes)
         shape, scale, orientation = values[:, 0].long() - 1, values[:, 1], values[:, 2]
         return self.draw(shape=shape, scale=scale, orientation=orientation, position=values[:, 3:])
@@ -91,9 +90,9 @@ class SpriteRenderer:
         values = [v.detach().cpu().double().numpy() for v in (scale, orientation, position)]
         out = np.zeros((len(kind), PIXELS, PIXELS), dtype=np.uint8)
         for index, inside in enumerate(OUTLINES):
-            found = np.flatnonzero(kind == index)
-            for start in range(0, len(found), self.chunk):
-                rows = found[start : start + self.chunk]
+            alike = np.flatnonzero(kind == index)
+            for start in range(0, len(alike), self.chunk):
+                rows = alike[start : start + self.chunk]
                 mask, pixel = _window(inside, *(v[rows] for v in values))
                 out[rows[:, None, None], pixel[:, 1, :, None], pixel[:, 0, None, :]] = mask
         return torch.from_numpy(out).to(shape.device)

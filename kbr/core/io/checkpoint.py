@@ -3,10 +3,8 @@
 import errno
 import os
 import pickle
-import struct
 import uuid
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,30 +13,26 @@ from typing import Any
 import torch
 
 from kbr.core.errors import KbrError
+from kbr.core.io.npy import ARCHIVE
 
 VERSION = 1
 LIMIT = "KBR_MAX_CHECKPOINT_MB"  # the environment variable that raises the limit below
 VALUES_MB = 4.0  # most that the plain values of a checkpoint may take; ours take some kB
-DAMAGE = (  # what torch's reader raises on files whose bytes were changed
-    RuntimeError,
-    EOFError,
-    OSError,
+# What torch's reader raises on files whose bytes were changed, beside what archives raise.
+OTHER = (
     LookupError,
     ValueError,
     TypeError,
     AttributeError,
     AssertionError,
-    ArithmeticError,
     ImportError,
     MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
 )
+DAMAGE = (*ARCHIVE, *OTHER, ArithmeticError)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """`write` a temporary neighbour, flush it to disk, then put it in the place of `path`.
 
     A process killed at any moment leaves the old file or the new one, never a part of one; so does
@@ -101,18 +95,15 @@ def read(path: str | Path) -> dict[str, Any]:
             "again, or train again."
         )
     try:
-        _check_archive(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        _check_sizes(content, path)
-    except KbrError:
-        raise
+        with restoring(path):
+            _check_archive(path)
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            _check_sizes(content, path)
     except pickle.UnpicklingError as error:
         raise KbrError(
             f"{path} holds code or objects beside tensors and plain values; kbr never runs what a "
             "checkpoint holds, and writes none like it. Use a checkpoint written by kbr."
         ) from error
-    except DAMAGE as error:
-        raise damaged(path, error) from error
     if not isinstance(content, dict) or not isinstance(content.get("kind"), str):
         raise KbrError(f"{path} holds no kbr model. Use a checkpoint written by kbr.")
     if content.get("version") != VERSION:
@@ -166,11 +157,10 @@ def _check_sizes(content: Any, path: Path) -> None:
 
 
 def _check_limit(path: Path, size: int, *, most: float, what: str) -> None:
-    given = os.environ.get(LIMIT, "0")
-    if not given.replace(".", "", 1).isdecimal():
-        raise KbrError(f"{LIMIT} must be a number of megabytes; got {given!r}.")
-    most = max(most, float(given))
-    if size > 1e6 * most:
+    limit = os.environ.get(LIMIT, "0")
+    if not limit.replace(".", "", 1).isdecimal():
+        raise KbrError(f"{LIMIT} must be a number of megabytes; got {limit!r}.")
+    if size > 1e6 * max(most, float(limit)):
         raise KbrError(
             f"{path} ({path.stat().st_size / 1e6:.3g} MB) holds {what} of {size / 1e6:,.0f} MB; "
             f"kbr writes no checkpoint like it. If you trust it, set {LIMIT}={size / 1e6 + 1:.0f}."
@@ -179,22 +169,18 @@ def _check_limit(path: Path, size: int, *, most: float, what: str) -> None:
 
 @contextmanager
 def restoring(path: str | Path) -> Iterator[None]:
-    """A file that is whole but lacks an entry, or has one more, is named like a damaged one."""
+    """A file that is damaged, or whole but without an entry that is needed, is named."""
     try:
         yield
     except KbrError:
         raise
     except DAMAGE as error:
-        raise damaged(path, error) from error
-
-
-def damaged(path: str | Path, error: BaseException) -> KbrError:
-    """What to say of a file that cannot be read."""
-    reason = f"no entry {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-    return KbrError(
-        f"{path} cannot be read, it is damaged ({reason or type(error).__name__}). Copy it again, "
-        "or train again."
-    )
+        line = str(error).partition("\n")[0]
+        reason = f"no entry {error}" if isinstance(error, KeyError) else line
+        raise KbrError(
+            f"{path} cannot be read, it is damaged ({reason or type(error).__name__}). Copy it "
+            "again, or train again."
+        ) from error
 
 
 def plain(value: Any) -> Any:

@@ -1,6 +1,8 @@
 """Observations that stay in their file: rows come as tensors, a block at a time."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +52,6 @@ class FileRows:
         return self._with(rows=self.rows[part])
 
     def scaled(self, mean: Tensor, scale: Tensor) -> "FileRows":
-        """The same rows, standardised."""
         return self._with(mean=mean, scale=scale)
 
     def raw(self) -> np.ndarray:
@@ -61,7 +62,6 @@ class FileRows:
         return self.layout(np.array(mapped[taken]))
 
     def read(self, dtype: type[np.floating] = np.float32) -> Tensor:
-        """These rows as one tensor."""
         values = torch.from_numpy(np.ascontiguousarray(self.raw(), dtype=dtype))
         if not isinstance(self.mean, Tensor):
             return values
@@ -73,13 +73,25 @@ class FileRows:
         """Blocks of rows, each small enough to be read."""
         return (self.part(some) for some in blocks(len(self), size or BLOCK))
 
+    def moments(self, dtype: type[np.floating] = np.float32) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, in float64, of every channel [1 c 1 1] or entry [1 ...]."""
+        axes = [0, *range(2, self.ndim)] if self.ndim == 4 else [0]
+        # Taken off first, so that no digits are lost.
+        first = next(self.parts()).read(dtype).double().mean(axes, keepdim=True)
+        sums = first.new_zeros(2, *first.shape)
+        for part in self.parts():
+            centred = part.read(dtype).double() - first
+            sums += torch.stack([v.sum(axes, keepdim=True) for v in (centred, centred.square())])
+        mean, second = sums / (math.prod(self.shape) / first.numel())
+        return first + mean, (second - mean.square()).clamp_min(0).sqrt()
+
     @classmethod
     def join(cls, parts: Sequence["FileRows"]) -> "FileRows":
         """Parts of one file, end to end."""
         return parts[0]._with(rows=np.concatenate([part.rows for part in parts]))
 
     def _with(self, **changed: object) -> "FileRows":
-        made = object.__new__(FileRows)
-        made.__dict__.update(self.__dict__, **changed)
-        made.shape = (len(made.rows), *self.shape[1:])
-        return made
+        other = copy(self)
+        other.__dict__.update(changed)
+        other.shape = (len(other.rows), *self.shape[1:])
+        return other

@@ -44,8 +44,7 @@ def gigabytes(size: float) -> str:
 
 
 def _unused(path: Path) -> float:
-    found = _numbers(path)
-    return 1024 * found["MemAvailable"] if "MemAvailable" in found else float("inf")
+    return 1024 * _numbers(path).get("MemAvailable", float("inf"))
 
 
 def _left(folder: Path, limit: str, use: str, cache: str) -> float:

@@ -50,12 +50,8 @@ class Header:
     offset: int
 
     @property
-    def count(self) -> int:
-        return math.prod(self.shape)
-
-    @property
     def nbytes(self) -> int:
-        return self.count * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @contextmanager
@@ -97,7 +93,6 @@ def read_header(stream: IO[bytes] | zipfile.ZipExtFile, *, size: int, what: str)
 
 
 def file_header(path: Path) -> Header:
-    """The header of an .npy file."""
     with whole(str(path)), path.open("rb") as stream:
         return read_header(stream, size=path.stat().st_size, what=str(path))
 

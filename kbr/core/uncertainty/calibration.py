@@ -14,8 +14,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kbr.core.errors import KbrError
-from kbr.core.uncertainty.regions import Ellipsoid, chi2_quantile, squared_mahalanobis, widened
+from kbr.core.inputs import check_level
+from kbr.core.uncertainty.regions import (
+    Cov,
+    Ellipsoid,
+    Mean,
+    chi2_quantile,
+    squared_mahalanobis,
+    widened,
+)
 
 BLENDS = (0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 LEVEL = 0.9
@@ -51,30 +58,21 @@ class Calibration:
 
     def radius2(self, level: float) -> Float[Tensor, "*b h"]:
         """The squared radius of the region; the largest held-out one where k is too small."""
-        if not 0 < level < 1:
-            raise KbrError(f"level must lie strictly between 0 and 1; got {level}. Try level=0.9.")
+        check_level(level)
         places = [min(math.ceil((k + 1) * level), k) - 1 for k in self.counts]
-        found = [self.scores[..., row, place] for row, place in enumerate(places)]
-        return torch.stack(found, -1)
+        return torch.stack([self.scores[..., row, at] for row, at in enumerate(places)], -1)
 
-    def blended(self, cov: Float[Tensor, "*s dz dz"], since: Tensor) -> Float[Tensor, "*s dz dz"]:
+    def blended(self, cov: Cov, since: Tensor) -> Cov:
         row = self.rows(since)
         a, errors = self._pick(self.blend, row)[..., None, None], self._pick(self.errors, row)
         return (1 - a) * cov + a * errors
 
-    def cov(self, cov: Float[Tensor, "*s dz dz"], since: Tensor) -> Float[Tensor, "*s dz dz"]:
+    def cov(self, cov: Cov, since: Tensor) -> Cov:
         """The calibrated covariance: its Gaussian 90 % region holds 90 % of held-out truths."""
         factor = self._pick(self.factor, self.rows(since))[..., None, None]
         return factor * self.blended(cov, since)
 
-    def region(
-        self,
-        mean: Float[Tensor, "*s dz"],
-        cov: Float[Tensor, "*s dz dz"],
-        since: Tensor,
-        *,
-        level: float = LEVEL,
-    ) -> Ellipsoid:
+    def region(self, mean: Mean, cov: Cov, since: Tensor, *, level: float = LEVEL) -> Ellipsoid:
         """Credible sets of any level, from uncalibrated moments."""
         radius2 = self._pick(self.radius2(level), self.rows(since))
         return Ellipsoid(mean, self.blended(cov, since), radius2)
@@ -89,7 +87,6 @@ class Calibration:
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def member(self, index: int) -> "Calibration":
-        """That of one of the data sets fitted together."""
         if self.blend.ndim == 1:
             return self
         names = ("blend", "errors", "scores")
@@ -112,12 +109,15 @@ def calibrate(parts: Sequence[HeldOut], horizons: Sequence[float] = (0.0,)) -> C
     """
     kept = [(h, part) for h, part in zip(horizons, parts, strict=True) if part[0].shape[-2]]
     blends, errors, distances = zip(*(_row(*part) for _, part in kept), strict=True)
-    longest = max(found.shape[-1] for found in distances)
-    rows = [_padded(found.sort(-1).values, longest) for found in distances]
-    like = errors[0]
+    counts = tuple(row.shape[-1] for row in distances)
+    reach = torch.arange(max(counts), device=errors[0].device)
+    rows = [
+        row.sort(-1).values[..., reach.clamp_max(k - 1)]
+        for row, k in zip(distances, counts, strict=True)
+    ]
     return Calibration(
-        like.new_tensor([float(h) for h, _ in kept]),
-        tuple(found.shape[-1] for found in distances),
+        errors[0].new_tensor([float(h) for h, _ in kept]),
+        counts,
         torch.stack(blends, -1),
         torch.stack(errors, -3),
         torch.stack(rows, -2),
@@ -141,11 +141,6 @@ def _row(
     return z.new_tensor(BLENDS)[best], errors, distance.gather(0, index).squeeze(0)
 
 
-def _padded(scores: Float[Tensor, "*b k"], length: int) -> Float[Tensor, "*b length"]:
-    more = length - scores.shape[-1]
-    return torch.cat([scores, scores[..., -1:].expand(*scores.shape[:-1], more)], -1)
-
-
 def next_horizon(horizon: Tensor, evidence: Tensor) -> Tensor:
     """The horizon after one more step, with or without evidence."""
     if horizon.ndim == 0 and not torch.compiler.is_compiling():  # one stream: no kernels to launch
@@ -159,11 +154,11 @@ def next_horizon(horizon: Tensor, evidence: Tensor) -> Tensor:
 def horizons_of(evidence: Tensor) -> Tensor:
     """The horizon of every step [*s t], from the start of the sequences."""
     now = torch.full(evidence.shape[:-1], NEVER, device=evidence.device)
-    found = []
+    horizons = []
     for there in evidence.unbind(-1):
         now = next_horizon(now, there)
-        found.append(now)
-    return torch.stack(found, -1)
+        horizons.append(now)
+    return torch.stack(horizons, -1)
 
 
 def bridges_of(evidence: Tensor) -> Tensor:

@@ -12,9 +12,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.embedding import Embedding
-from kbr.core.errors import KbrError
+from kbr.core.inputs import check_level
 from kbr.core.kernels import Gaussian, Kernel
+from kbr.core.linalg import or_one
 
+Mean = Float[Tensor, "*s dz"]  # and the truth
+Cov = Float[Tensor, "*s dz dz"]
+Number = Float[Tensor, "*s"]
 NARROW = 1e-9  # share of a coordinate's variance added to it: no region is flat
 
 
@@ -22,19 +26,19 @@ NARROW = 1e-9  # share of a coordinate's variance added to it: no region is flat
 class Ellipsoid:
     """Credible sets {z : (z - centre)' shape^-1 (z - centre) <= radius2}."""
 
-    centre: Float[Tensor, "*s dz"]
-    shape: Float[Tensor, "*s dz dz"]
+    centre: Mean
+    shape: Cov
     radius2: Float[Tensor, "*r"]
 
-    def contains(self, z: Float[Tensor, "*s dz"]) -> Bool[Tensor, "*s"]:
+    def contains(self, z: Mean) -> Bool[Tensor, "*s"]:
         return self.distance(z) <= self.radius2
 
-    def distance(self, z: Float[Tensor, "*s dz"]) -> Float[Tensor, "*s"]:
+    def distance(self, z: Mean) -> Number:
         """Squared distances from the centres, in the shapes' own units."""
         return squared_mahalanobis(self.centre, self.shape, z)
 
     @property
-    def log_volume(self) -> Float[Tensor, "*s"]:
+    def log_volume(self) -> Number:
         """Math: log V_d + (d log radius2 + log det shape) / 2, V_d the unit ball's volume."""
         d = self.centre.shape[-1]
         unit = d / 2 * math.log(math.pi) - math.lgamma(d / 2 + 1)
@@ -43,16 +47,12 @@ class Ellipsoid:
         return volume
 
 
-def credible_region(
-    mean: Float[Tensor, "*s dz"], cov: Float[Tensor, "*s dz dz"], *, level: float
-) -> Ellipsoid:
+def credible_region(mean: Mean, cov: Cov, *, level: float) -> Ellipsoid:
     """The ellipsoid that holds `level` of a Gaussian with these moments."""
     return Ellipsoid(mean, cov, mean.new_tensor(chi2_quantile(level, mean.shape[-1])))
 
 
-def squared_mahalanobis(
-    mean: Float[Tensor, "*s dz"], cov: Float[Tensor, "*s dz dz"], z: Float[Tensor, "*s dz"]
-) -> Float[Tensor, "*s"]:
+def squared_mahalanobis(mean: Mean, cov: Cov, z: Mean) -> Number:
     """Math: (z - m)' C^-1 (z - m), C widened by a rounding's worth where it is singular.
 
     Every coordinate is divided by its own spread first: units may be far apart.
@@ -64,7 +64,7 @@ def squared_mahalanobis(
     return (error * solved).sum((-2, -1))
 
 
-def widened(cov: Float[Tensor, "*s d d"]) -> Float[Tensor, "*s d d"]:
+def widened(cov: Cov) -> Cov:
     """The covariance with a little of its own variance added to every coordinate."""
     variance = cov.diagonal(dim1=-2, dim2=-1).clamp_min(0)
     return cov + torch.diag_embed(NARROW * variance + 1e3 * torch.finfo(cov.dtype).tiny)
@@ -76,14 +76,12 @@ def coverage(
     z: Float[Tensor, "*s t dz"],
     *,
     level: float = 0.9,
-) -> Float[Tensor, "*s"]:
+) -> Number:
     """Share of the steps whose truth lies in the region of this level."""
     return credible_region(mean, cov, level=level).contains(z).to(mean).mean(-1)
 
 
-def gaussian_crps(
-    mean: Float[Tensor, "*s dz"], cov: Float[Tensor, "*s dz dz"], z: Float[Tensor, "*s dz"]
-) -> Float[Tensor, "*s"]:
+def gaussian_crps(mean: Mean, cov: Cov, z: Mean) -> Number:
     """Continuous ranked probability score of Gaussian marginals, summed over coordinates.
 
     Math: s (t (2 F(t) - 1) + 2 f(t) - pi^-1/2),  t = (z - m) / s, F and f standard normal.
@@ -96,7 +94,7 @@ def gaussian_crps(
     return (sd * inside).sum(-1)
 
 
-def crps(belief: Embedding, z: Float[Tensor, "*s dz"]) -> Float[Tensor, "*s"]:
+def crps(belief: Embedding, z: Mean) -> Number:
     """CRPS of the weighted points' marginals, summed over coordinates; weights as a distribution.
 
     Math: sum_i w_i |z_i - z| - 1/2 sum_ij w_i w_j |z_i - z_j|, each coordinate by itself.
@@ -110,14 +108,14 @@ def crps(belief: Embedding, z: Float[Tensor, "*s dz"]) -> Float[Tensor, "*s"]:
     return (near - (w * points * (2 * below - 1)).sum(-2)).sum(-1)
 
 
-def energy_score(belief: Embedding, z: Float[Tensor, "*s dz"]) -> Float[Tensor, "*s"]:
+def energy_score(belief: Embedding, z: Mean) -> Number:
     """Math: sum_i w_i |z_i - z| - 1/2 sum_ij w_i w_j |z_i - z_j|, Euclidean distances.
 
     Ref: Gneiting and Raftery 2007, section 4.2.
     """
     proper = belief.nonnegative()
-    size = torch.maximum(proper.points.abs().amax(), z.abs().amax())
-    w, size = proper.weights, torch.where(size > 0, size, torch.ones_like(size))
+    w = proper.weights
+    size = or_one(torch.maximum(proper.points.abs().amax(), z.abs().amax()))
     points, z = proper.points / size, z / size  # squares of what is huge or tiny: in range
     near: Tensor = (w * torch.linalg.vector_norm(points - z.unsqueeze(-2), dim=-1)).sum(-1)
     apart = torch.cdist(points, points)
@@ -125,13 +123,7 @@ def energy_score(belief: Embedding, z: Float[Tensor, "*s dz"]) -> Float[Tensor, 
     return size * score
 
 
-def gaussian_energy_score(
-    mean: Float[Tensor, "*s dz"],
-    cov: Float[Tensor, "*s dz dz"],
-    z: Float[Tensor, "*s dz"],
-    *,
-    n: int = 256,
-) -> Float[Tensor, "*s"]:
+def gaussian_energy_score(mean: Mean, cov: Cov, z: Mean, *, n: int = 256) -> Number:
     """Energy score of a Gaussian from n antithetic draws, the same ones at every call."""
     values: Tensor
     vectors: Tensor
@@ -147,15 +139,13 @@ def gaussian_energy_score(
     return score
 
 
-def gaussian_pit(
-    mean: Float[Tensor, "*s dz"], cov: Float[Tensor, "*s dz dz"], z: Float[Tensor, "*s dz"]
-) -> Float[Tensor, "*s dz"]:
+def gaussian_pit(mean: Mean, cov: Cov, z: Mean) -> Mean:
     """Probability integral transform of every coordinate under its Gaussian marginal."""
     sd = widened(cov).diagonal(dim1=-2, dim2=-1).sqrt()
     return 0.5 * (1 + torch.erf((z - mean) / (sd * math.sqrt(2))))
 
 
-def pit(belief: Embedding, z: Float[Tensor, "*s dz"]) -> Float[Tensor, "*s dz"]:
+def pit(belief: Embedding, z: Mean) -> Mean:
     """Math: sum_i w_i [z_i < z] + 1/2 sum_i w_i [z_i = z], each coordinate by itself."""
     proper = belief.nonnegative()
     gap = proper.points - z.unsqueeze(-2)
@@ -176,7 +166,7 @@ def marginal_density(
     where = grid.to(points).unsqueeze(-1).expand(*points.shape[:-2], -1, 1)
     raw = (fitted(where, points) @ proper.weights.unsqueeze(-1)).squeeze(-1).clamp_min(0)
     area = torch.trapezoid(raw, grid.to(raw)).unsqueeze(-1)
-    return raw / torch.where(area > 0, area, torch.ones_like(area))
+    return raw / or_one(area)
 
 
 def modes(density: Float[Tensor, "g"], grid: Float[Tensor, "g"]) -> Float[Tensor, "m"]:
@@ -189,8 +179,7 @@ def modes(density: Float[Tensor, "g"], grid: Float[Tensor, "g"]) -> Float[Tensor
 
 def chi2_quantile(level: float, dof: int) -> float:
     """Quantile of the chi-square distribution, by bisection of the incomplete gamma function."""
-    if not 0 < level < 1:
-        raise KbrError(f"level must lie strictly between 0 and 1; got {level}. Try level=0.9.")
+    check_level(level)
     half = torch.tensor(dof / 2, dtype=torch.float64, device="cpu")
     low, high = 0.0, dof + 20 * math.sqrt(2.0 * dof) + 200.0
     for _ in range(100):

@@ -1,6 +1,7 @@
 """Where a row stands: the name of its sequence and its time, as rows and tables state them."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,16 +16,8 @@ Place = tuple[str | None, Time | None]  # None: not stated
 NANO = 1e9  # of a second
 
 
-def place_of(sequence: Any, time: Any, dates: bool | None = None) -> Place:
-    """Ids are compared as text, whole numbers without a point; see `moment` for the time."""
-    return (
-        None if sequence is None else label(sequence),
-        None if time is None else moment(time, dates),
-    )
-
-
 def label(sequence: Any) -> str:
-    """The id of a sequence as text: 7, 7.0 and "7" are one."""
+    """The id of a sequence as text, in which ids are compared: 7, 7.0 and "7" are one."""
     value = sequence.item() if isinstance(sequence, np.generic) else sequence
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -99,10 +92,8 @@ def _number(value: Any) -> Time | None:
         return value
     if isinstance(value, str):
         for kind in (int, float):
-            try:
+            with suppress(ValueError):
                 return kind(value)
-            except ValueError:
-                pass
         return None
     if hasattr(value, "dtype") and value.dtype.kind in "uif":
         return float(value)

@@ -42,8 +42,8 @@ def longer(steps: np.ndarray, limit: float, near: np.ndarray) -> np.ndarray:
     """Which steps of time exceed the limit, by more than the rounding of the stamps near them."""
     exact = np.asarray(near).dtype.kind in "iu"
     slack = 0.0 if exact else ROUNDING * np.spacing(np.abs(np.asarray(near, dtype=np.float64)))
-    found: np.ndarray = steps > limit + slack
-    return found
+    exceeds: np.ndarray = steps > limit + slack
+    return exceeds
 
 
 def sampling_of(

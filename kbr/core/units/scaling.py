@@ -6,7 +6,7 @@ no jump at a full turn; the two share one scale, so that the circle stays round.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.io.file_rows import FileRows
+from kbr.core.linalg import or_one
 
 UNIFORM = math.pi**2 / 3  # variance of an angle nothing is known about
 TURNS = {"degrees": 360.0, "radians": 2 * math.pi}
@@ -81,19 +82,9 @@ class Scaling:
 
     @classmethod
     def of_images(cls, rows: FileRows) -> "Scaling":
-        """From training frames that stay in their file: by channel, block by block."""
-        first = next(rows.parts()).raw().astype(np.float64).mean((0, 2, 3))
-        sums = np.zeros((2, len(first)))
-        for part in rows.parts():
-            centred = part.raw().astype(np.float64) - first[:, None, None]
-            sums += np.stack([centred.sum((0, 2, 3)), np.square(centred).sum((0, 2, 3))])
-        mean, second = sums / (len(rows) * np.prod(rows.shape[2:]))
-        scale = np.sqrt(np.maximum(second - mean**2, 0))
-        centre, width = (
-            torch.from_numpy(part)[:, None, None]
-            for part in (first + mean, np.where(scale > 0, scale, 1.0))
-        )
-        return cls(centre, width)
+        """From training frames that stay in their file, as they are there."""
+        mean, scale = (moment.squeeze(0) for moment in rows.moments(np.float64))
+        return cls(mean, or_one(scale))
 
     def apply(self, values: Tensor, name: str = "z") -> Tensor:
         """Recorded values [*b ... d] in inner coordinates, in float64; NaN stays NaN."""
@@ -123,17 +114,14 @@ class Scaling:
               a, R = exp(-a/2) and t'Ct = (1 - exp(-2a)) / 2, so v = sinh(a): the answer is exact.
         Ref:  Mardia and Jupp 2000, section 3.5 (moments of the wrapped normal).
         """
-        scale = self._wide(self.scale, mean)
+        scale = self._wide(self.scale, mean).expand(mean.shape)
         mean = mean * scale + self._wide(self.mean, mean)
-        cov = (
-            cov * scale.unsqueeze(-1) * scale.unsqueeze(-2) if scale.ndim else cov * scale.square()
-        )
+        cov = cov * scale.unsqueeze(-1) * scale.unsqueeze(-2)
         if not self.circular:
             return mean, cov
         columns, rows = [], []
-        at = 0
         for k, mark in enumerate(self.circular):
-            row = torch.zeros_like(mean)
+            row, at = torch.zeros_like(mean), k + sum(self.circular[:k])
             if mark:
                 c, s = mean[..., at], mean[..., at + 1]
                 unit = self.turn / (2 * math.pi)
@@ -144,19 +132,15 @@ class Scaling:
                 shrink = (torch.asinh(v).clamp_max(UNIFORM) / v.clamp_min(1e-300)).sqrt()
                 shrink = torch.where(v > 1e-12, shrink, torch.ones_like(v))
                 row = row * (unit * shrink).unsqueeze(-1)
-                at += 2
             else:
                 columns.append(mean[..., at])
                 row[..., at] = 1.0
-                at += 1
             rows.append(row)
         jacobian = torch.stack(rows, -2)
         return torch.stack(columns, -1), jacobian @ cov @ jacobian.mT
 
     def centred(self) -> "Scaling":
         """The same without the offset of columns that are no angles: for differences."""
-        if self.mean.ndim == 0 or not self.circular:
-            return replace(self, mean=torch.zeros_like(self.mean))
         kept = torch.zeros_like(self.mean)
         for at in _angle_places(self.circular):
             kept[..., at : at + 2] = self.mean[..., at : at + 2]
@@ -179,35 +163,28 @@ class Scaling:
         """That of one of the data sets fitted together."""
         if self.batch == 0:
             return self
-        mean, scale = self.mean[index], self.scale[index]
-        return replace(self, mean=mean, scale=scale, batch=self.batch - 1)
+        return replace(self, mean=self.mean[index], scale=self.scale[index], batch=self.batch - 1)
 
     def record(self) -> dict[str, Any]:
         """Plain values and tensors, for a file."""
-        return {
-            "mean": self.mean.cpu(),
-            "scale": self.scale.cpu(),
-            "circular": list(self.circular),
-            "turn": self.turn,
-            "low": list(self.low),
-            "batch": self.batch,
-        }
+        lists = {"circular": list(self.circular), "low": list(self.low)}
+        return {**asdict(self.to("cpu")), **lists}
 
     @classmethod
-    def from_record(cls, found: dict[str, Any]) -> "Scaling":
+    def from_record(cls, record: dict[str, Any]) -> "Scaling":
         """The inverse of `record`; what does not fit together is refused."""
         mean, scale = (
-            torch.as_tensor(found[k], dtype=torch.float64, device="cpu") for k in ("mean", "scale")
+            torch.as_tensor(record[k], dtype=torch.float64, device="cpu") for k in ("mean", "scale")
         )
-        circular = tuple(bool(mark) for mark in found["circular"])
+        circular = tuple(bool(mark) for mark in record["circular"])
         good = bool(mean.isfinite().all()) and bool((scale > 0).all() and scale.isfinite().all())
         columns = mean.shape[-1] if mean.ndim else 0
         if not good or mean.shape != scale.shape:
             raise KbrError("the file's scaling is damaged. Train again.")
         if any(circular) and columns != len(circular) + sum(circular):
             raise KbrError("the file's scaling does not fit its angles. Train again.")
-        low, turn = tuple(float(v) for v in found["low"]), float(found["turn"])
-        return cls(mean, scale, circular if any(circular) else (), turn, low, int(found["batch"]))
+        low, turn = tuple(float(v) for v in record["low"]), float(record["turn"])
+        return cls(mean, scale, circular if any(circular) else (), turn, low, int(record["batch"]))
 
     def _wide(self, value: Tensor, like: Tensor) -> Tensor:
         """A value for each data set, repeated over the dimensions between."""
@@ -241,10 +218,9 @@ def _angle_places(circular: tuple[bool, ...]) -> list[int]:
 
 def _moments(values: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation, of numbers of any size; what is constant has scale one."""
-    peak = values.abs().amax(axes, keepdim=True)
-    peak = torch.where(peak > 0, peak, torch.ones_like(peak))
+    peak = or_one(values.abs().amax(axes, keepdim=True))
     shares = values / peak
     mean = shares.mean(axes, keepdim=True)
     scale = peak * (shares - mean).square().mean(axes, keepdim=True).sqrt()
     varies = values.amax(axes, keepdim=True) > values.amin(axes, keepdim=True)
-    return peak * mean, torch.where(varies & (scale > 0), scale, torch.ones_like(scale))
+    return peak * mean, or_one(torch.where(varies, scale, 0.0))

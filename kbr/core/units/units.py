@@ -17,10 +17,10 @@ from kbr.core.errors import KbrError
 from kbr.core.inputs import as_tensor
 from kbr.core.io.file_rows import FileRows
 from kbr.core.units.columns import is_table, names_of, numbers
-from kbr.core.units.places import Place, cut, grouped, is_gap, label, moments, place_of
+from kbr.core.units.places import Place, cut, grouped, is_gap, label, moment, moments
 from kbr.core.units.scaling import Scaling
 
-ABSENT = object()
+NAMES = ("x_names", "z_names", "labels")
 X = "x"  # the name under which a table may hold whole observations, such as frames
 
 
@@ -68,7 +68,8 @@ class Units:
     def place(self, row: Any) -> Place:
         """Sequence and time that a row of named columns states; None where it says nothing."""
         sequence, time = self._borders(row)
-        return place_of(sequence, time, self.source.get("dates"))
+        name = None if sequence is None else label(sequence)
+        return name, None if time is None else moment(time, self.source.get("dates"))
 
     def starts_anew(self, before: Place, now: Place) -> bool:
         """Whether a sequence ends between two places: by its name, or by a gap in time."""
@@ -81,52 +82,57 @@ class Units:
     def sequences(self, table: Any, rows: int) -> list[np.ndarray]:
         """Row numbers of every sequence that a table states, cut at gaps in time."""
         ids, time = self._borders(table)
-        given = None if time is None else moments(time, self.source.get("dates"))
-        for name, found in (("sequence", ids), ("time", given)):
-            if found is not None and len(found) != rows:
-                raise KbrError(f"{name} must hold one value a row; got {len(found)} of {rows}.")
+        times = None if time is None else moments(time, self.source.get("dates"))
+        for name, column in (("sequence", ids), ("time", times)):
+            if column is not None and len(column) != rows:
+                raise KbrError(f"{name} must hold one value a row; got {len(column)} of {rows}.")
         groups = [np.arange(rows)] if ids is None else grouped([label(i) for i in np.asarray(ids)])
-        return [part for group in groups for part in cut(group, given, self.max_gap)]
+        return [part for group in groups for part in cut(group, times, self.max_gap)]
 
     def _borders(self, table: Any) -> tuple[Any, Any]:
         """The columns of sequence ids and time stamps, None where there are no such columns."""
         if not is_table(table):
             return None, None
         there = {str(name) for name in names_of(table)}
-        names = (self.column(key) for key in ("sequence", "time"))
-        found = (table[name] if name in there else ABSENT for name in names)
-        sequence, time = (None if v is ABSENT else "" if v is None else v for v in found)
-        return sequence, time
+
+        def content(key: str) -> Any:
+            name = self.column(key)
+            if name not in there:
+                return None
+            return "" if table[name] is None else table[name]
+
+        return content("sequence"), content("time")
 
     def to(self, device: str | torch.device) -> "Units":
         return replace(self, x=self.x.to(device), z=self.z.to(device))
 
     def member(self, index: int) -> "Units":
-        """Those of one of the data sets fitted together."""
         return replace(self, x=self.x.member(index), z=self.z.member(index))
 
     def record(self) -> dict[str, Any]:
         """Plain values and tensors, for a file."""
-        names = {name: _listed(getattr(self, name)) for name in ("x_names", "z_names", "labels")}
+        names = {name: getattr(self, name) for name in NAMES}
         return {
             "x": self.x.record(),
             "z": self.z.record(),
-            **names,
+            **{key: None if value is None else list(value) for key, value in names.items()},
             "max_gap": self.max_gap,
             "source": dict(self.source),
         }
 
     @classmethod
-    def from_record(cls, found: Mapping[str, Any]) -> "Units":
-        """The inverse of `record`."""
+    def from_record(cls, record: Mapping[str, Any]) -> "Units":
         try:
-            names = {name: _named(found[name]) for name in ("x_names", "z_names", "labels")}
+            names = {
+                name: None if record[name] is None else tuple(map(str, record[name]))
+                for name in NAMES
+            }
             return cls(
-                Scaling.from_record(found["x"]),
-                Scaling.from_record(found["z"]),
+                Scaling.from_record(record["x"]),
+                Scaling.from_record(record["z"]),
                 **names,
-                max_gap=None if found["max_gap"] is None else float(found["max_gap"]),
-                source={str(key): value for key, value in found["source"].items()},
+                max_gap=None if record["max_gap"] is None else float(record["max_gap"]),
+                source={str(key): value for key, value in record["source"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             if isinstance(error, KbrError):
@@ -169,11 +175,3 @@ def did_you_mean(absent: Sequence[str], there: Sequence[str]) -> str:
         for match in get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     ]
     return f" Did you mean {', '.join(map(repr, close))}?" if close else ""
-
-
-def _listed(names: Sequence[str] | None) -> list[str] | None:
-    return None if names is None else list(names)
-
-
-def _named(names: Any) -> tuple[str, ...] | None:
-    return None if names is None else tuple(str(name) for name in names)

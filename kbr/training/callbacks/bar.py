@@ -5,8 +5,7 @@ import os
 import sys
 import warnings
 
-import lightning
-from lightning.pytorch.callbacks import Callback
+from lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
 COLUMNS = 80  # at most, and where there is no terminal
@@ -26,7 +25,7 @@ class EpochBar(Callback):
         self.title = title
         self.bar: tqdm | None = None
 
-    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         tty = sys.stderr.isatty()
         wide = os.get_terminal_size(sys.stderr.fileno()).columns if tty else 0
         columns = min(COLUMNS, wide or COLUMNS)  # some terminals do not know their width
@@ -40,17 +39,15 @@ class EpochBar(Callback):
             mininterval=0.2 if tty else 20,
         )
 
-    def on_train_epoch_end(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule
-    ) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         assert self.bar is not None
-        seen = trainer.callback_metrics
+        logged = trainer.callback_metrics
         short = {"train/loss": "loss", "val/mse": "val"}
-        shown = {new: f"{float(seen[old]):.3g}" for old, new in short.items() if old in seen}
-        self.bar.set_postfix(shown, refresh=False)
+        postfix = {new: f"{logged[old]:.3g}" for old, new in short.items() if old in logged}
+        self.bar.set_postfix(postfix, refresh=False)
         self.bar.update()
 
-    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         if self.bar is not None:
             self.bar.close()
 

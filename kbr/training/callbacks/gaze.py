@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import lightning
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
@@ -14,7 +14,7 @@ EVERY = 5  # looks at the validation error between two pictures
 Draw = Callable[[Tensor, Tensor, Tensor], Any]
 
 
-class LogGaze(lightning.Callback):
+class LogGaze(Callback):
     """Draws `frames` with the encoder's heat maps and places, for TensorBoard.
 
     `draw` makes a matplotlib figure from frames [b, c, h, w], heat maps and places. Nothing happens
@@ -25,17 +25,15 @@ class LogGaze(lightning.Callback):
         self.frames, self.draw = frames.float(), draw
         self.looks = 0
 
-    def on_validation_end(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule
-    ) -> None:
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         logger, self.looks = trainer.logger, self.looks + 1
         due = trainer.is_global_zero and self.looks % EVERY == 1
         if not (due and isinstance(logger, TensorBoardLogger) and self.frames.ndim == 4):
             return
         assert isinstance(module, SequenceModule)
-        found = module.gaze(self.frames.to(module.device))
-        if found is not None:
-            figure = self.draw(self.frames, *found)
+        gaze = module.gaze(self.frames.to(module.device))
+        if gaze is not None:
+            figure = self.draw(self.frames, *gaze)
             logger.experiment.add_figure(
                 "view/encoder_in_training", figure, trainer.current_epoch + 1
             )

@@ -1,16 +1,68 @@
-"""One callback: remembers the weights to keep, stops early, and writes last.ckpt."""
+"""One callback: remembers the weights to keep, stops early or when asked, and writes last.ckpt."""
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-import lightning
+from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from kbr.core.errors import Preempted
 from kbr.core.io.checkpoint import VERSION, write_atomically
-from kbr.training.preemption import StopRequest
+
+STATE = ("best", "score", "epoch", "waited", "finished", "weights")
+SIGNALS = ("SIGTERM", "SIGUSR1")  # the second is what Slurm jobs ask for: --signal=USR1@120
 
 
-class KeepBest(lightning.Callback):
+class StopRequest:
+    """Which signal has asked training to stop since `listen`, if any: of a cluster that wants its
+    machine back, or Ctrl-C.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    @property
+    def received(self) -> bool:
+        return self.number is not None
+
+    def listen(self) -> None:
+        """Take the signals over from Lightning, which puts back what was there when it ends.
+
+        Its own handlers would talk to other workers in the middle of a step, or requeue the job.
+        """
+        if threading.current_thread() is threading.main_thread():
+            for name in SIGNALS:
+                if hasattr(signal, name):  # Windows has no SIGUSR1
+                    signal.signal(getattr(signal, name), self._note)
+
+    @contextmanager
+    def on_ctrl_c(self) -> Iterator[None]:
+        """Take Ctrl-C over from Lightning, which would end the process; twice: stop at once."""
+        self.number = None
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        ):
+            yield  # ignored on purpose, as in the background of a script
+            return
+        before = signal.signal(signal.SIGINT, self._note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.number == number:
+            raise Preempted("stopped in the middle of an epoch", number=number)
+        self.number = number
+
+
+class KeepBest(Callback):
     """Good weights by `val/mse`, early stopping, and a checkpoint every so many epochs.
 
     A few hundred validation steps give a noisy error, and an early look can be lucky: later weights
@@ -28,7 +80,9 @@ class KeepBest(lightning.Callback):
         every: int = 25,
         slack: float = 0.0,
     ) -> None:
-        self.configure(path=path, patience=patience, every=every, slack=slack, record={})
+        # The filter that is trained sets these; its `record` goes into every checkpoint.
+        self.path, self.patience, self.every, self.slack = path, patience, every, slack
+        self.record: dict[str, Any] = {}
         self.best = self.score = float("inf")
         self.epoch = 0
         self.waited = 0
@@ -37,19 +91,10 @@ class KeepBest(lightning.Callback):
         self.request = StopRequest()
         self.preempted = False
 
-    def configure(
-        self, *, path: Path, patience: int, every: int, slack: float, record: dict[str, Any]
-    ) -> None:
-        """What the filter that is trained decides; `record` goes into every checkpoint."""
-        self.path, self.patience, self.every, self.slack = path, patience, every, slack
-        self.record = record
-
-    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.request.listen()
 
-    def on_validation_end(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule
-    ) -> None:
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         score = float(trainer.callback_metrics["val/mse"])
         self.best = min(self.best, score)
         if score < self.score or score <= (1 + self.slack) * self.best:
@@ -62,9 +107,7 @@ class KeepBest(lightning.Callback):
         if self.waited >= self.patience:
             trainer.should_stop = True
 
-    def on_train_epoch_end(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule
-    ) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         epoch = trainer.current_epoch + 1
         self.finished = trainer.should_stop or epoch >= (trainer.max_epochs or epoch)
         asked = trainer.strategy.reduce_boolean_decision(self.request.received, all=False)
@@ -74,38 +117,30 @@ class KeepBest(lightning.Callback):
         if self.preempted:
             trainer.should_stop = True
 
-    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Lightning asks callbacks that stop training by a metric after all others."""
         if not (self.finished or self.preempted):
             self.finished = True
             self.save(trainer)
 
-    def save(self, trainer: lightning.Trainer) -> None:
+    def save(self, trainer: Trainer) -> None:
         """Every worker takes part in gathering the state; the first one writes."""
+
+        def write(path: Path) -> None:
+            trainer.save_checkpoint(path, weights_only=False)
+
         if trainer.is_global_zero:
-            write_atomically(
-                self.path, lambda path: trainer.save_checkpoint(path, weights_only=False)
-            )
+            write_atomically(self.path, write)
         else:
-            trainer.save_checkpoint(self.path, weights_only=False)
+            write(self.path)
 
     def on_save_checkpoint(
-        self,
-        trainer: lightning.Trainer,
-        module: lightning.LightningModule,
-        checkpoint: dict[str, Any],
+        self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         checkpoint.update(self.record, version=VERSION)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "best": self.best,
-            "score": self.score,
-            "epoch": self.epoch,
-            "waited": self.waited,
-            "finished": self.finished,
-            "weights": self.weights,
-        }
+        return {name: getattr(self, name) for name in STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for name, value in state_dict.items():

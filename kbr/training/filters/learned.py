@@ -15,13 +15,12 @@ from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.held_out import measured
 from kbr.core.filters.kernel.search import SCALE_BOUNDS, Space
 from kbr.core.filters.training_data import TrainingData
-from kbr.core.inputs import check_positive
+from kbr.core.inputs import check_positive, check_sizes
 from kbr.core.io.file_rows import FileRows
 from kbr.core.rules import ImportanceWeightedRule
 from kbr.core.uncertainty.calibration import Calibration
 from kbr.core.units.scaling import Scaling
 from kbr.training.data import Observations
-from kbr.training.encoders import check_sizes
 from kbr.training.filters.trained import TrainedFilter
 from kbr.training.modules.base import SequenceModule
 from kbr.training.modules.features import COLLAPSED, LAMS, FeatureModule
@@ -59,7 +58,7 @@ class LearnedFilter(TrainedFilter):
 
     kind: ClassVar[str] = "kbr.learned_filter"
     network: ClassVar[type[SequenceModule]] = FeatureModule
-    not_of_network: ClassVar[tuple[str, ...]] = (*TrainedFilter.not_of_network, "scales")
+    not_of_network: ClassVar[Sequence[str]] = (*TrainedFilter.not_of_network, "scales")
     in_blocks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -87,8 +86,15 @@ class LearnedFilter(TrainedFilter):
                 stacklevel=3,
             )
         rule = ImportanceWeightedRule(kernel_x=Identity())
-        tuned = KernelBayesFilter(rule=rule, etas=self._etas())
-        choice = tuned.learned(self._on_features(), space=self._space()).data.choice
+        etas = None if self.etas is None else tuple(self.etas)
+        space = Space(  # values that were given are the only ones
+            scales=tuple(self.coarse_scales if self.scales is None else self.scales),
+            scale_bounds=None if self.scales is not None else (SCALE_BOUNDS[0], WIDEST),
+            lams=LAMS if self.lams is None else tuple(self.lams),
+            lam_bounds=LAM_BOUNDS if self.lams is None else None,
+        )
+        tuned = KernelBayesFilter(rule=rule, etas=etas).learned(self._on_features(), space=space)
+        choice = tuned.data.choice
         capped = self.scales is None
         self.val_mse = float(choice.val_mse)
         self.edges = tuple(
@@ -103,18 +109,6 @@ class LearnedFilter(TrainedFilter):
             "scale": float(choice.scale_z),
         }
         self._filter = self._build_filter()
-
-    def _etas(self) -> tuple[float, ...] | None:
-        return None if self.etas is None else tuple(self.etas)
-
-    def _space(self) -> Space:
-        """What is tried after training; values that were given are the only ones."""
-        return Space(
-            scales=tuple(self.coarse_scales if self.scales is None else self.scales),
-            scale_bounds=None if self.scales is not None else (SCALE_BOUNDS[0], WIDEST),
-            lams=LAMS if self.lams is None else tuple(self.lams),
-            lam_bounds=LAM_BOUNDS if self.lams is None else None,
-        )
 
     def _build_filter(self) -> KernelBayesFilter:
         """The filter of the chosen hyper-parameters: the same after training and from a file."""
@@ -135,12 +129,8 @@ class LearnedFilter(TrainedFilter):
         return TrainingData(self._psi, self._z, self._lengths, (self._psi.shape[-1],), units)
 
     def fitted_state(self) -> dict[str, Any]:
-        return {
-            "psi": self._psi,
-            "z": self._z,
-            "lengths": self._lengths,
-            "collapsed": self.collapsed,
-        }
+        state = {"psi": self._psi, "z": self._z, "lengths": self._lengths}
+        return {**state, "collapsed": self.collapsed}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._psi, self._z, self.collapsed = state["psi"], state["z"], state["collapsed"]
@@ -156,7 +146,6 @@ class LearnedFilter(TrainedFilter):
 
     @property
     def calibration(self) -> Calibration | None:
-        """What the validation block says about the covariances."""
         return self.kernel_filter.calibration
 
     @property

@@ -13,6 +13,7 @@ from kbr.core.filters.belief import Belief, Moments
 from kbr.core.filters.kernel.held_out import answers
 from kbr.core.filters.kernel.validation import split_lengths, validation_start
 from kbr.core.filters.result import FilterResult, mean_squared_error
+from kbr.core.inputs import check_sizes
 from kbr.core.io.file_rows import FileRows
 from kbr.core.uncertainty.calibration import (
     LONGEST,
@@ -23,7 +24,6 @@ from kbr.core.uncertainty.calibration import (
     next_horizon,
 )
 from kbr.training.data import Observations
-from kbr.training.encoders import check_sizes
 from kbr.training.filters.trained import TrainedFilter
 from kbr.training.modules.base import SequenceModule
 from kbr.training.modules.lstm import LSTMModule
@@ -68,24 +68,23 @@ class LSTMFilter(TrainedFilter):
         super().__post_init__()
         check_sizes(window=self.window, hidden=self.hidden)
         self._cov = torch.empty(0, device="cpu")
-        self._calibration: Calibration | None = None
+        self._calibration: Calibration | None = None  # what the validation block says
 
     @property
     def calibration(self) -> Calibration | None:
-        """What the validation block says about the errors."""
         return self._calibration
 
     @torch.no_grad()
     def finish(self, module: SequenceModule, x: Observations, z: Tensor) -> None:
         cut = validation_start(z.shape[0])
         _, pieces = split_lengths(self._lengths, cut)
-        found = [(self.encode(x[a:b])[0][0], z[a:b]) for a, b in pieces]
-        mean = torch.cat([self._latents(self._windows(psi)) for psi, _ in found])
+        held_out = [(self.encode(x[a:b])[0][0], z[a:b]) for a, b in pieces]
+        mean = torch.cat([self._latents(self.lstm.windows(psi)) for psi, _ in held_out])
         error = mean - z[cut:]
         self._cov = error.mT @ error / error.shape[0]
         self.val_mse = float(mean_squared_error(mean, z[cut:]))
         self.chosen = {}
-        self._calibration = self._calibrated(found)
+        self._calibration = self._calibrated(held_out)
 
     def fitted_state(self) -> dict[str, Any]:
         known = self._calibration
@@ -93,17 +92,17 @@ class LSTMFilter(TrainedFilter):
         return {"cov": self._cov, "calibration": parts}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._cov, found = state["cov"].double(), state.get("calibration")
+        self._cov, parts = state["cov"].double(), state.get("calibration")
         self._calibration = None
-        if found is not None:
-            self._calibration = Calibration(**{**found, "counts": tuple(found["counts"])})
+        if parts is not None:
+            self._calibration = Calibration(**{**parts, "counts": tuple(parts["counts"])})
 
     @torch.no_grad()
     def _filtered(self, x: Tensor | FileRows) -> FilterResult:
         psi, seen, lead = self.encode(x)
-        answers = [self._latents(self._windows(rows)) for rows in hold(psi, seen)]
+        answers = [self._latents(self.lstm.windows(rows)) for rows in hold(psi, seen)]
         began = seen.cummax(1).values.unsqueeze(-1)
-        mean = torch.where(began, torch.stack(answers), self._nothing())
+        mean = torch.where(began, torch.stack(answers), self.lstm.z_mean.cpu())
         shape = (*lead, mean.shape[1])
         return FilterResult(
             mean.reshape(*shape, self._dz),
@@ -115,7 +114,7 @@ class LSTMFilter(TrainedFilter):
         if prior is not None:
             raise KbrError("an LSTM has no belief to start from. Leave prior out.")
         none = torch.zeros((), dtype=torch.bool, device=self._cov.device)
-        mean, moments = self._nothing(), self._answering()
+        mean, moments = self.lstm.z_mean.cpu(), self._answering()
         return LSTMBelief(
             none, never(none), 0, moments, window=None, inner_mean=mean, inner_cov=self._cov
         )
@@ -164,28 +163,20 @@ class LSTMFilter(TrainedFilter):
                     index = (some + back).minimum(some - gap).maximum(some - begun).clamp_min(0)
                     mean = self._latents(psi[index])
                     cov = self._cov.expand(len(some), *self._cov.shape)
-                    found = answers(self.units.z, mean, cov, z[some.squeeze(-1)])
-                    rows.setdefault(horizon, []).append(found)
+                    held_out = answers(self.units.z, mean, cov, z[some.squeeze(-1)])
+                    rows.setdefault(horizon, []).append(held_out)
         if not rows:
             return None
         horizons = sorted(rows)
         parts = [tuple(torch.cat(t) for t in zip(*rows[h], strict=True)) for h in horizons]
         return calibrate(parts, [float(h) for h in horizons])  # type: ignore[arg-type]
 
-    def _windows(self, psi: Float[Tensor, "t d"]) -> Float[Tensor, "t w d"]:
-        return self._lstm().windows(psi)
-
     def _latents(self, windows: Float[Tensor, "t w d"]) -> Float[Tensor, "t dz"]:
         """Inner latents at the end of every window, on the CPU."""
-        module = self._lstm()
-        device = module.z_mean.device
-        return module.latents_of(windows.to(device)).cpu()
+        return self.lstm.latents_of(windows.to(self.lstm.z_mean.device)).cpu()
 
-    def _nothing(self) -> Float[Tensor, "dz"]:
-        """The answer before the first frame."""
-        return self._lstm().z_mean.cpu()
-
-    def _lstm(self) -> LSTMModule:
+    @property
+    def lstm(self) -> LSTMModule:
         module = self._get()
         assert isinstance(module, LSTMModule)
         return module

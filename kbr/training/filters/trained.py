@@ -20,14 +20,13 @@ from torch import Tensor
 from kbr.core.errors import KbrError, Preempted
 from kbr.core.filters.base import BaseFilter
 from kbr.core.filters.kernel.search import Edge
-from kbr.core.inputs import ArrayLike, as_tensor, check_positive
+from kbr.core.inputs import ArrayLike, as_tensor, check_positive, check_sizes
 from kbr.core.io import checkpoint
 from kbr.core.io.file_rows import FileRows
 from kbr.core.units.units import Units
 from kbr.training.callbacks.keeping import KeepBest
-from kbr.training.data import Observations, SequenceData, TrainingRows, training_rows
-from kbr.training.encoder_names import Encoder, describe_encoder, known_encoder
-from kbr.training.encoders import SoftArgmaxCNN, check_sizes
+from kbr.training.data import SequenceData, TrainingRows, training_rows
+from kbr.training.encoders import Encoder, SoftArgmaxCNN, describe_encoder, known_encoder
 from kbr.training.lightning_run import train
 from kbr.training.modules.base import SequenceModule
 from kbr.training.resuming import LAST, Training, last_checkpoint, record_of, training_in
@@ -63,12 +62,7 @@ class TrainedFilter(BaseFilter):
 
     kind: ClassVar[str]
     network: ClassVar[type[SequenceModule]]  # what is trained
-    not_of_network: ClassVar[tuple[str, ...]] = (
-        "val_every",
-        "slack",
-        "patience",
-        "checkpoint_every",
-    )
+    not_of_network: ClassVar[Sequence[str]] = ("val_every", "slack", "patience", "checkpoint_every")
     takes_files: ClassVar[bool] = True
     in_blocks: ClassVar[bool] = False  # whether observations may stay in their file
 
@@ -80,7 +74,7 @@ class TrainedFilter(BaseFilter):
         self._module: SequenceModule | None = None
         self._shape: tuple[int, ...] = ()  # of one observation, in inner coordinates
         self._units: Units | None = None
-        self._largest = math.inf  # mean square of a scaled training observation
+        self._largest = math.inf  # of the mean squares of scaled training observations
         self._dz = 0
         self._record: dict[str, Any] = {}  # what tells this training from others
         self._lengths: list[int] = []  # of the training sequences
@@ -149,36 +143,25 @@ class TrainedFilter(BaseFilter):
     ) -> Self:
         x, z, self._lengths, self._units = rows.x, rows.z, rows.lengths, rows.units
         data = SequenceData(x, z, self._lengths)
-        self._record = self._record_of(rows, seed)
+        self._record = record_of(self.kind, self.hyper_parameters(), rows, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # networks draw their first weights from the global generator
             module = self._build(rows.shape, z.shape[-1], seed)
         callbacks = list(trainer.get("callbacks", ()))
         keep = next((one for one in callbacks if isinstance(one, KeepBest)), None) or KeepBest()
-        keep.configure(
-            path=folder / LAST,
-            patience=self.patience,
-            slack=self.slack,
-            every=self.checkpoint_every,
-            record=self._record,
-        )
+        keep.path, keep.record = folder / LAST, self._record
+        keep.patience, keep.slack, keep.every = self.patience, self.slack, self.checkpoint_every
         keep.path.parent.mkdir(parents=True, exist_ok=True)
         start = None if resume is None else last_checkpoint(Path(resume), self._record)
-        first = train(
-            module,
-            data,
-            keep,
-            folder=folder,
-            val_every=self.val_every,
-            arguments=trainer,
-            start=start,
-        )
+        settings = {"check_val_every_n_epoch": min(self.val_every, self.epochs), **trainer}
+        first = train(module, data, keep, folder=folder, arguments=settings, start=start)
         module.load_state_dict(keep.weights)
         # In float64 a frame has the same features alone and among others, to the last digits.
         module.to(device="cpu", dtype=torch.float64).eval()
         self._module, self._shape, self._dz = module, rows.shape, z.shape[-1]
         self.n_epochs, self.val_mse = keep.epoch, keep.score
-        self._largest = self._sizes(x)
+        parts = (p.read() for p in x.parts()) if isinstance(x, FileRows) else torch.split(x, 1000)
+        self._largest = max(float(self._sizes_of(part).max()) for part in parts)
         self.finish(module, x, z)
         if first:
             self.save(folder / "checkpoints" / "best.ckpt")
@@ -219,39 +202,29 @@ class TrainedFilter(BaseFilter):
                 "best.ckpt, or finish the run first (resume=<run folder>)."
             )
         with checkpoint.restoring(path):
-            return cls._from_content(content, path, encoder, units)
-
-    @classmethod
-    def _from_content(
-        cls,
-        content: dict[str, Any],
-        path: str | Path,
-        encoder: Encoder | None,
-        units: Units | None,
-    ) -> Self:
-        hyper = content["hyper_parameters"]
-        made = cls(**{**hyper, "encoder": encoder or known_encoder(hyper["encoder"])})
-        shape, dz = tuple(content["shape"]), content["dz"]
-        made._record = {key: content[key] for key in ("seed", "data")}
-        with torch.random.fork_rng(devices=[]):  # weights drawn here are replaced just below
-            module = made._build(shape, dz, content["seed"])
-        try:
-            module.load_state_dict(content["network"])
-        except RuntimeError as error:
-            raise KbrError(
-                f"the network in {path} does not fit the encoder it names. Pass the encoder it was "
-                f"trained with. ({' '.join(str(error).split())})"
-            ) from error
-        if not all(bool(value.isfinite().all()) for value in module.state_dict().values()):
-            raise KbrError(f"the weights in {path} are not all finite numbers. Train again.")
-        made._module, made._shape, made._dz = module.double().eval(), shape, dz
-        made.val_mse, made.n_epochs = content["val_mse"], content["n_epochs"]
-        made.chosen = content["chosen"]
-        found = content.get("units")
-        made._units = units if found is None else Units.from_record(found)
-        made._largest = float(content.get("largest", math.inf))
-        made.restore(content["fitted"])
-        return made
+            hyper = content["hyper_parameters"]
+            filt = cls(**{**hyper, "encoder": encoder or known_encoder(hyper["encoder"])})
+            shape, dz = tuple(content["shape"]), content["dz"]
+            filt._record = {key: content[key] for key in ("seed", "data")}
+            with torch.random.fork_rng(devices=[]):  # weights drawn here are replaced just below
+                module = filt._build(shape, dz, content["seed"])
+            try:
+                module.load_state_dict(content["network"])
+            except RuntimeError as error:
+                raise KbrError(
+                    f"the network in {path} does not fit the encoder it names. Pass the encoder it "
+                    f"was trained with. ({' '.join(str(error).split())})"
+                ) from error
+            if not all(bool(value.isfinite().all()) for value in module.state_dict().values()):
+                raise KbrError(f"the weights in {path} are not all finite numbers. Train again.")
+            filt._module, filt._shape, filt._dz = module.double().eval(), shape, dz
+            filt.val_mse, filt.n_epochs = content["val_mse"], content["n_epochs"]
+            filt.chosen = content["chosen"]
+            stored = content.get("units")
+            filt._units = units if stored is None else Units.from_record(stored)
+            filt._largest = float(content.get("largest", math.inf))
+            filt.restore(content["fitted"])
+            return filt
 
     @property
     def units(self) -> Units:
@@ -282,8 +255,8 @@ class TrainedFilter(BaseFilter):
         """
         module = self._get()
         if isinstance(x, FileRows):
-            found = [self.encode(part.read(np.float64))[:2] for part in x.parts(ENCODE_ROWS)]
-            psi, seen = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+            blocks = [self.encode(part.read(np.float64))[:2] for part in x.parts(ENCODE_ROWS)]
+            psi, seen = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))
             return psi, seen, ()
         tensor = x.to(torch.float64)
         lead = tensor.shape[: tensor.ndim - len(self._shape)]
@@ -314,49 +287,35 @@ class TrainedFilter(BaseFilter):
             )
         return x.unsqueeze(0)
 
-    def _sizes(self, x: Observations) -> float:
-        """The largest mean square of the training observations, scaled as the network sees them."""
-        parts = (p.read() for p in x.parts()) if isinstance(x, FileRows) else torch.split(x, 1000)
-        return max(float(self._sizes_of(part).max()) for part in parts)
-
     def _sizes_of(self, rows: Tensor) -> Float[Tensor, "b"]:
+        """Mean squares of observations, scaled as the network sees them."""
         module = self._get()
         scaled = (rows - module.x_mean.to(rows)) / module.x_scale.to(rows)
         return scaled.flatten(1).square().mean(1)
 
     def gaze(self, x: ArrayLike) -> tuple[Tensor, Tensor] | None:
-        """What the encoder looks at in frames x [b c h w]; see `SequenceModule.gaze`."""
+        """See `SequenceModule.gaze`."""
         module = self._get()
         return module.gaze(self.units.x.apply(as_tensor(x, name="x")).to(module.x_mean))
 
     def _build(self, shape: tuple[int, ...], dz: int, seed: int) -> SequenceModule:
-        """The network, untrained."""
         names = (one.name for one in fields(self) if one.name not in self.not_of_network)
         settings = {name: getattr(self, name) for name in names}
         return self.network(**settings, shape=shape, dz=dz, seed=seed)
 
     def hyper_parameters(self) -> dict[str, Any]:
         """The constructor's arguments as plain values; the encoder as its class and arguments."""
-        made = {f.name: checkpoint.plain(getattr(self, f.name)) for f in fields(self)}
-        return {**made, "encoder": describe_encoder(self.encoder)}
-
-    def _record_of(self, rows: TrainingRows, seed: int) -> dict[str, Any]:
-        return record_of(self.kind, self.hyper_parameters(), rows.x, rows.z, rows.lengths, seed)
+        settings = {f.name: checkpoint.plain(getattr(self, f.name)) for f in fields(self)}
+        return {**settings, "encoder": describe_encoder(self.encoder)}
 
     def training_in(
-        self,
-        run: Path,
-        x_train: Any,
-        z_train: Any,
-        seed: int,
-        *,
-        units: Units | None = None,
+        self, run: Path, x_train: Any, z_train: Any, seed: int, *, units: Units | None = None
     ) -> Training:
         """How far training of this very run has come in `run`: none, unfinished or finished."""
         if not (run / LAST).is_file():
             return "none"
         rows = training_rows(x_train, z_train, whole=not self.in_blocks, units=units)
-        return training_in(run, self._record_of(rows, seed))
+        return training_in(run, record_of(self.kind, self.hyper_parameters(), rows, seed))
 
     def _get(self) -> SequenceModule:
         if self._module is None:

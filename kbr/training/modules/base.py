@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from kbr.core.errors import Diverged, KbrError
 from kbr.core.filters.result import mean_squared_error
 from kbr.core.io.file_rows import FileRows
+from kbr.core.linalg import or_one
 from kbr.training.data import Batch
-from kbr.training.encoder_names import Encoder, describe_encoder, known_encoder
-from kbr.training.encoders import SoftArgmaxCNN
+from kbr.training.encoders import Encoder, SoftArgmaxCNN, describe_encoder, known_encoder
 
 PIECE = 100  # rows that pass the network together on a CPU: their activations stay in the cache
 WHOLE = 40 * PIECE  # rows up to which a step is one batch
@@ -76,7 +76,7 @@ class SequenceModule(lightning.LightningModule):
         """Means, scales and bandwidths of the training data; a scale of zero becomes one."""
         mean, scale = input_scaling(x)
         self.x_mean.copy_(mean)
-        self.x_scale.copy_(torch.where(scale > 0, scale, torch.ones_like(scale)))
+        self.x_scale.copy_(or_one(scale))
 
     @abstractmethod
     def predict(self, x: Float[Tensor, "t ..."]) -> Float[Tensor, "t dz"]:
@@ -164,28 +164,18 @@ class SequenceModule(lightning.LightningModule):
         left = (epoch - warm) / max(1, self.epochs - warm)
         return 0.5 * (1 + math.cos(math.pi * min(left, 1.0)))
 
-    def log_sometimes(self, name: str, value: Tensor) -> None:
-        """Logging every step costs more than a small network's step itself."""
-        if self.current_epoch % self.log_every == 0:
-            self.log(name, value.float(), prog_bar=True, sync_dist=self.trainer.world_size > 1)
-
-    def log_validation(self, error: Tensor) -> None:
-        """Every worker has the same number."""
-        self.log("val/mse", error.float(), prog_bar=True, sync_dist=self.trainer.world_size > 1)
+    def log_value(self, name: str, value: Tensor) -> None:
+        """In training now and then: it costs more than a small network's step itself."""
+        if not self.training or self.current_epoch % self.log_every == 0:
+            value = value.detach().float()
+            self.log(name, value, prog_bar=True, sync_dist=self.trainer.world_size > 1)
 
 
 def input_scaling(x: Float[Tensor, "n ..."] | FileRows) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of every channel of images, or of every entry of vectors."""
+    if isinstance(x, FileRows):
+        mean, scale = x.moments()
+        return mean.float(), scale.float()
     axes = [0, *range(2, x.ndim)] if x.ndim == 4 else [0]
-    if isinstance(x, Tensor):
-        mean = x.mean(axes, keepdim=True)
-        return mean, (x - mean).square().mean(axes, keepdim=True).sqrt()
-    # Taken off first, so that no digits are lost.
-    first = next(x.parts()).read().double().mean(axes, keepdim=True)
-    moments = first.new_zeros(2, *first.shape)
-    for part in x.parts():
-        centred = part.read().double() - first
-        sums = (centred.sum(axes, keepdim=True), centred.square().sum(axes, keepdim=True))
-        moments += torch.stack(sums) / (len(x) * centred[0].numel() / first.numel())
-    variance = (moments[1] - moments[0].square()).clamp_min(0)
-    return (first + moments[0]).float(), variance.sqrt().float()
+    mean = x.mean(axes, keepdim=True)
+    return mean, (x - mean).square().mean(axes, keepdim=True).sqrt()

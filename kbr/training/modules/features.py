@@ -8,13 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.features import (
-    Features,
-    Identity,
-    PivotedCholesky,
-    RandomFourier,
-    fourier_features,
-)
+from kbr.core.features import Features, Identity, PivotedCholesky, RandomFourier, fourier_features
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.large import RECENT, is_large, last_lengths
 from kbr.core.io.file_rows import FileRows
@@ -111,8 +105,8 @@ class FeatureModule(SequenceModule):
                 psi, phi = self.train_features(x), self.targets(z)
                 own = sums_by_pieces(psi, phi, piece=PIECE)  # Psi'Psi, Psi'Phi, sum_i |phi_i|^2, n
                 loss, sums = loss_over_workers(own, lam=self.lam)
-        self.log_sometimes("train/loss", loss.detach())
-        self.log_sometimes("train/explained", 1 - loss.detach() * sums.n / sums.energy)
+        self.log_value("train/loss", loss)
+        self.log_value("train/explained", 1 - loss * sums.n / sums.energy)
         return loss
 
     def parts(self, x: Tensor | FileRows, z: Float[Tensor, "n dz"]) -> Iterator[FeatureSums]:
@@ -129,7 +123,7 @@ class FeatureModule(SequenceModule):
             x, z, lengths = x[-RECENT:], z[-RECENT:], last_lengths(lengths, RECENT)
         with self.blaming_lr():
             tuned = self.kernel_filter().tune(*self.sequences(x, z, lengths))
-        self.log_validation(tuned.val_mse)
+        self.log_value("val/mse", tuned.val_mse)
 
     def predict(self, x: Float[Tensor, "t ..."]) -> Float[Tensor, "t dz"]:
         """By the kernel Bayes filter on the features of all training steps, tuned as ever."""
@@ -138,7 +132,6 @@ class FeatureModule(SequenceModule):
         return filt.filter(self.encode_all(x).to(device="cpu", dtype=torch.float64)).mean
 
     def kernel_filter(self) -> KernelBayesFilter:
-        """Not fitted yet."""
         return KernelBayesFilter(rule=ImportanceWeightedRule(kernel_x=Identity()), **self.tuning)
 
     def sequences(

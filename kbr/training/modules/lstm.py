@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from kbr.core.filters.result import mean_squared_error
 from kbr.core.io.file_rows import FileRows
+from kbr.core.linalg import or_one
 from kbr.training.data import Batch
 from kbr.training.modules.base import SequenceModule
 
@@ -40,43 +41,34 @@ class LSTMModule(SequenceModule):
 
     def fit_scales(self, x: Tensor | FileRows, z: Float[Tensor, "n dz"]) -> None:
         super().fit_scales(x, z)
-        scale = z.std(0, correction=0)
         self.z_mean.copy_(z.mean(0))
-        self.z_scale.copy_(torch.where(scale > 0, scale, 1.0))
+        self.z_scale.copy_(or_one(z.std(0, correction=0)))
 
-    def windows(self, psi: Float[Tensor, "t d"]) -> Float[Tensor, "t w d"]:
-        """The last `window` rows up to every row."""
-        padded = torch.cat([psi[:1].expand(self.window - 1, -1), psi])
-        return padded.unfold(0, self.window, 1).mT
+    def windows(
+        self, psi: Float[Tensor, "t d"], lengths: Sequence[int] | None = None
+    ) -> Float[Tensor, "t w d"]:
+        """The last `window` rows up to every row of a sequence, or of several end to end."""
+        padded = (
+            torch.cat([rows[:1].expand(self.window - 1, -1), rows])
+            for rows in torch.split(psi, list(lengths or [len(psi)]))
+        )
+        return torch.cat([rows.unfold(0, self.window, 1).mT for rows in padded])
 
-    def predict_scaled(
-        self, psi: Float[Tensor, "t d"], lengths: Sequence[int]
-    ) -> Float[Tensor, "t dz"]:
-        """Windows never cross from one sequence to the next."""
-        windows = torch.cat([self.windows(part) for part in torch.split(psi, list(lengths))])
-        return self._last(windows)
-
-    def latents_of(self, windows: Float[Tensor, "t w d"]) -> Float[Tensor, "t dz"]:
-        """Latents at the end of every window."""
-        return self.z_mean + self.z_scale * self._last(windows)
-
-    def _last(self, windows: Float[Tensor, "t w d"]) -> Float[Tensor, "t dz"]:
+    def scaled_latents(self, windows: Float[Tensor, "t w d"]) -> Float[Tensor, "t dz"]:
         states, _ = self.lstm(windows)
         scaled: Tensor = self.readout(states[:, -1])
         return scaled
 
-    def predict_latents(
-        self, psi: Float[Tensor, "t d"], lengths: Sequence[int] | None = None
-    ) -> Float[Tensor, "t dz"]:
-        """Latents of one sequence from its features, or of several end to end."""
-        return self.z_mean + self.z_scale * self.predict_scaled(psi, lengths or [len(psi)])
+    def latents_of(self, windows: Float[Tensor, "t w d"]) -> Float[Tensor, "t dz"]:
+        """Latents at the end of every window."""
+        return self.z_mean + self.z_scale * self.scaled_latents(windows)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         x, z = batch
         lengths = self.trainer.datamodule.train_lengths  # type: ignore[attr-defined]
         rank, world = self.trainer.global_rank, self.trainer.world_size
         loss = self.share(x, z, lengths, rank=rank, world=world)
-        self.log_sometimes("train/loss", loss.detach())
+        self.log_value("train/loss", loss)
         return loss
 
     def share(
@@ -88,7 +80,8 @@ class LSTMModule(SequenceModule):
         ends = list(accumulate(lengths))
         seen = [min(e, end) - max(e - n, before) for e, n in zip(ends, lengths, strict=True)]
         psi = self.train_features(x[before:end])
-        scaled = self.predict_scaled(psi, [n for n in seen if n > 0])[start - before :]
+        windows = self.windows(psi, [n for n in seen if n > 0])
+        scaled = self.scaled_latents(windows)[start - before :]
         target = (z[start:end].to(scaled) - self.z_mean) / self.z_scale
         return (scaled - target).square().sum(-1).mean() * (world * (end - start) / len(z))
 
@@ -96,8 +89,8 @@ class LSTMModule(SequenceModule):
         """The error on the validation block, entered without memory, as a test sequence is."""
         x, z = batch
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        mean = self.predict_latents(self.encode(x[data.cut :]), data.val_lengths)
-        self.log_validation(mean_squared_error(mean, z[data.cut :].to(mean)))
+        mean = self.latents_of(self.windows(self.encode(x[data.cut :]), data.val_lengths))
+        self.log_value("val/mse", mean_squared_error(mean, z[data.cut :].to(mean)))
 
     def predict(self, x: Float[Tensor, "t ..."]) -> Float[Tensor, "t dz"]:
-        return self.predict_latents(self.encode_all(x))
+        return self.latents_of(self.windows(self.encode_all(x)))
