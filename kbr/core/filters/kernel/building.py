@@ -19,7 +19,7 @@ from kbr.core.features import (
 )
 from kbr.core.filters.kernel.engine import ActiveSet, LowRank, Update, compress
 from kbr.core.filters.kernel.known_transition import KnownOperators, TransitionRatio
-from kbr.core.filters.kernel.local import MEDIUM, Local, is_high_rank
+from kbr.core.filters.kernel.local import CELLS, MEDIUM, Local, LocalOperators, is_high_rank
 from kbr.core.filters.kernel.operators import (
     dense_operators,
     leave_one_out_score,
@@ -37,7 +37,7 @@ COMPRESSED_SHARE = 0.6  # compression pays when its pivots are fewer than this s
 COMPRESSED_LAM = 5e-4  # below this ridge compression loses digits that show
 ROUGH_LAM = 1e-6  # below this ridge it loses those by which ridges are told apart
 TOLERANCE = 1e-7  # of factors to choose with: that needs fewer digits than filtering
-LATENT_RANK = 512  # features of the latents at most, of more than MEDIUM points
+LATENT_RANK = 400  # features of the latents at most, of more than MEDIUM points
 SMALL_ETA = 1e-5  # below this ridge what the factor of the latents leaves out shows
 CLOSE = 1e-11  # so it is made again, to this tolerance
 Medians = tuple[Tensor | None, ...]  # of x and of z
@@ -187,7 +187,7 @@ class Builder:
         """Features of the latents close enough to choose with, and both ridges."""
         latents = self.latents(z, scale, TOLERANCE)
         ridges = self.ridges(latents.train, lengths)
-        if float(ridges["eta"].min()) < SMALL_ETA:
+        if float(ridges["eta"].min()) < SMALL_ETA and z.shape[-2] <= MEDIUM:
             latents = self.latents(z, scale, CLOSE)
             ridges = self.ridges(latents.train, lengths)
         return latents, ridges
@@ -198,7 +198,18 @@ class Builder:
         """Everything the filter needs before it sees an observation; `ridges` by their names."""
         if isinstance(self.rule.ratio, TransitionRatio):
             return KnownOperators.of(self.rule, update, z)
-        return dense_operators(self.rule, update, latents, z, lengths, **ridges)
+        notes, n, rank = [], z.shape[-2], latents.train.shape[-1]
+        if n > MEDIUM and rank == LATENT_RANK:
+            notes.append(
+                f"features of z cut at {rank}; pass kernel_z=PivotedCholesky(max_rank=...)"
+            )
+        if isinstance(update, Local):
+            notes.append(f"each step on at most {update.limit} of {n:,} points, near x and z")
+        operators = dense_operators(
+            self.rule, update, latents, z, lengths, notes=tuple(notes), **ridges
+        )
+        cells = isinstance(update, Local) and z.ndim == 2 and n > CELLS
+        return LocalOperators.of(operators, latents) if cells else operators
 
 
 def _scaled(

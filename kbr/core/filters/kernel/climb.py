@@ -1,7 +1,7 @@
 """A search in single steps, for many points and kernels of a high rank: each trial takes seconds.
 
 From a middle setting, each of the bandwidths of z and of x, the ridge lam and the ratio's floor is
-moved in turn, and on in the same direction while the error falls by GAIN. It ends when a round has
+moved in turn, and on in the same direction while the error falls by PAYS. It ends when a round has
 moved nothing. Bandwidths of x and z move apart: with many columns, x needs a wider one.
 """
 
@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from kbr.core.filters.kernel.search import GAIN, SCALE_BOUNDS, Bounds
+from kbr.core.filters.kernel.search import SCALE_BOUNDS, Bounds
 
 FLOORS = (0.0, 0.01, 0.03, 0.1, 0.3)  # of the ratio, as shares of its largest value
-TRIALS = 24  # at most
+TRIALS = 18  # at most
+PAYS = 0.03  # share of the error by which a move has to lower it: one block is noisy,
+LESS = 0.2  # and a smaller ridge or a higher floor, which may lose the track elsewhere
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Cell:
 
     scale_z: float = 0.125
     scale_x: float = 0.5
-    lam: float = 1e-2
+    lam: float = 1e-3
     floor: float = 0.1
 
     def moved(self, name: str, up: bool, lam_bounds: Bounds) -> "Cell | None":
@@ -31,7 +33,7 @@ class Cell:
             at = FLOORS.index(value) + (1 if up else -1)
             return replace(self, floor=FLOORS[at]) if 0 <= at < len(FLOORS) else None
         step, bounds = (10.0, lam_bounds) if name == "lam" else (2.0, SCALE_BOUNDS)
-        value = value * step if up else value / step
+        value = float(f"{value * step if up else value / step:.9g}")  # so that cells compare equal
         inside = bounds[0] / 1.001 <= value <= bounds[1] * 1.001
         return replace(self, **{name: value}) if inside else None
 
@@ -61,7 +63,8 @@ def climb(
                 cell = best.moved(name, up, lam_bounds)
                 while cell is not None and cell not in errors and len(errors) < TRIALS:
                     yield cell
-                    if not errors[cell] < (1 - GAIN) * errors[best]:
+                    bold = (name, up) in (("lam", False), ("floor", True))
+                    if not errors[cell] < (1 - (LESS if bold else PAYS)) * errors[best]:
                         break
                     best, moved = cell, True
                     cell = best.moved(name, up, lam_bounds)

@@ -26,7 +26,7 @@ from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.filters.kernel.storage import Compression, FittedData
 from kbr.core.filters.kernel.tuning import choose
 from kbr.core.filters.kernel.validation import VALIDATION_STEPS
-from kbr.core.filters.sequences import spread
+from kbr.core.filters.sequences import held_last, held_sequences
 from kbr.core.filters.training_data import TrainingData, training_data
 from kbr.core.inputs import ArrayLike, as_tensor
 from kbr.core.uncertainty.calibration import Calibration, next_horizon
@@ -101,8 +101,8 @@ class KernelBayesFilter(SavedFilter):
 
         In another search `space`, and with other `options` of `choose`, for callers that want that.
         """
-        if data.z.shape[-2] > MEDIUM and len(data.lengths) > 1:
-            order, lengths = spread(data.lengths, VALIDATION_STEPS)
+        if data.z.shape[-2] > MEDIUM and held_sequences(data.lengths):
+            order, lengths = held_last(data.lengths)
             rows = torch.tensor(order, device=data.z.device)
             x, z = (part.index_select(-2, rows) for part in (data.x, data.z))
             data = replace(data, x=x, z=z, lengths=lengths)

@@ -18,8 +18,13 @@ from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.large import is_large
 from kbr.core.filters.kernel.run import Queries, run_filter, run_forecast, run_smoother
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.validation import MINIMUM_STEPS, leave_out, validation_block
-from kbr.core.filters.sequences import Pair
+from kbr.core.filters.kernel.validation import (
+    MINIMUM_STEPS,
+    held_out_block,
+    leave_out,
+    validation_block,
+)
+from kbr.core.filters.sequences import FEW, Pair, excerpts
 from kbr.core.uncertainty.calibration import (
     LONGEST,
     WAKING,
@@ -34,7 +39,8 @@ from kbr.core.units.scaling import Scaling
 BRIDGES = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0, 30.0)
 GAPS = (1, 2, 4, 8, 14, 20)  # lengths of the gaps that smoothing is tried on
 BETWEEN = 6  # observations between two of them
-STARTS = 50  # times in a block at which a filter is started anew
+MEASURED = 600  # steps of sequences that are held out as a whole
+STARTS = 50  # times in a block, or in a few pieces together, at which a filter is started anew
 
 Each = Float[Tensor, "*b"]
 Rows = dict[float, list[HeldOut]]  # inner moments and truths of each horizon
@@ -76,12 +82,14 @@ def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Opera
     """The validation block, and one as long at the start, with operators of the other steps."""
     if fitted.data.landmarks is not None or fitted.n < MINIMUM_STEPS:
         return  # compressed, a filter no longer has the steps to hold out
-    data, last = fitted.data, validation_block(fitted.n)
-    large = is_large(fitted.n)
+    data, last = fitted.data, held_out_block(fitted.data.lengths)
+    whole = last != validation_block(fitted.n)  # sequences: more rows than a block, of all parts
+    large, first_too = is_large(fitted.n), first_too and not whole
     without = None if large else leave_out(Builder(fitted.settings), data, fitted.operators.update)
     for block in [last, range(len(last))] if first_too and not large else [last]:
         operators = fitted.operators if without is None else without(block)
-        yield block, operators, data.inside(block)
+        pairs = data.inside(block)
+        yield block, operators, excerpts(pairs, MEASURED) if whole else pairs
 
 
 def filter_rows(
@@ -97,6 +105,8 @@ def filter_rows(
     def means(result: KernelFilterResult, x: Tensor) -> Tensor:
         return result.mean if correct is None else correct(operators, result, x)
 
+    pairs = list(pairs)
+    starts = STARTS if len(pairs) < FEW else max(STARTS // len(pairs), 5)
     for x, truth in pairs:
         query, steps = operators.update.observe(x), truth.shape[-2]
         result = _run(operators, query.unsqueeze(-3), lam)
@@ -108,8 +118,8 @@ def filter_rows(
         for h, moments in enumerate(forecasts, start=1):
             add(h, *operators.readout.mean_cov(moments[..., :-h, :]), truth[..., h:, :])
         if steps >= WAKING:
-            result, exact = _run(operators, _starts(query), lam), _starts(truth)
-            mean = means(result, _starts(x))
+            result, exact = _run(operators, _starts(query, starts), lam), _starts(truth, starts)
+            mean = means(result, _starts(x, starts))
             for k in range(WAKING):
                 add(k - WAKING, mean[..., k, :], result.cov[..., k, :, :], exact[..., k, :])
     return rows
@@ -126,10 +136,10 @@ def calibrated_rows(scaling: Scaling, several: Sequence[Rows]) -> Calibration:
     return calibrate(joined, horizons)
 
 
-def _starts(rows: Float[Tensor, "*b t c"]) -> Float[Tensor, "*b s w c"]:
-    """The first rows of sequences begun at evenly spaced rows, STARTS of them at most."""
+def _starts(rows: Float[Tensor, "*b t c"], most: int) -> Float[Tensor, "*b s w c"]:
+    """The first rows of sequences begun at evenly spaced rows, `most` of them."""
     every = rows.unfold(-2, WAKING, 1).movedim(-1, -2)
-    return every[..., :: math.ceil(every.shape[-3] / STARTS), :, :]
+    return every[..., :: math.ceil(every.shape[-3] / most), :, :]
 
 
 def _run(operators: Operators, query: Queries, lam: Each) -> KernelFilterResult:

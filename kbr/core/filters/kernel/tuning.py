@@ -22,11 +22,12 @@ from kbr.core.filters.kernel.search import (
     edges_of,
     search,
 )
-from kbr.core.filters.kernel.settings import is_free
+from kbr.core.filters.kernel.settings import WIDTHS, is_free
 from kbr.core.filters.kernel.validation import (
     cell_errors,
     errors_on,
     even_blocks,
+    held_out_block,
     validation_block,
 )
 from kbr.core.filters.sequences import Sequences
@@ -82,37 +83,37 @@ def choose(
 
 
 def _climbs(builder: Builder, data: Sequences) -> bool:
-    """Whether x has a high rank at any bandwidth, so that trials are few and single."""
+    """Whether x has a high rank at any bandwidth, so that trials are few and single.
+
+    Values that the user lists are tried as they are.
+    """
     settings, rule = builder.settings, builder.rule
-    free = is_free(rule.kernel_x) and is_free(rule.kernel_z) and settings.scales is None
-    plain = isinstance(rule, ImportanceWeightedRule) and isinstance(rule.kernel_x, Kernel)
-    return free and plain and data.z.ndim == 2 and builder.is_local(rule.kernel_x, data.x)
+    listed = settings.scales is not None or settings.lams is not None or settings.widths != WIDTHS
+    free = is_free(rule.kernel_x) and is_free(rule.kernel_z) and not listed
+    plain = isinstance(rule, ImportanceWeightedRule) and data.z.ndim == 2
+    kernel = rule.kernel_x
+    return free and plain and isinstance(kernel, Kernel) and builder.is_local(kernel, data.x)
 
 
 def _climbed(builder: Builder, data: Sequences, progress: Progress | None) -> Choice:
     """The choice for one data set of many points; a lam or floor of the rule's own stays."""
-    rule, z = builder.rule, data.z
-    space = builder.settings.space(data.x.shape[-1], builder.least_lam)
-    lam_bounds = space.lam_bounds or (min(space.lams), max(space.lams))
-    start = Cell()
-    free = ["scale_z", "scale_x", "lam", "floor"]
-    if lam_bounds[0] == lam_bounds[1]:
-        start = replace(start, lam=lam_bounds[0])
-        free.remove("lam")
-    if rule.floor:
-        start = replace(start, floor=float(rule.floor))
-        free.remove("floor")
-    block = validation_block(z.shape[-2])
-    score = cell_errors(builder, data, block)
-    best, error = climb(score, start, free, lam_bounds, progress)
+    rule, z, start = builder.rule, data.z, Cell()
+    assert isinstance(rule, ImportanceWeightedRule)
+    bounds = builder.settings.space(data.x.shape[-1], builder.least_lam).lam_bounds
+    fixed = {} if rule.lam is None else {"lam": float(rule.lam)}
+    fixed |= {"floor": float(rule.floor)} if rule.floor else {}
+    free = [name for name in ("lam", "scale_x", "floor", "scale_z") if name not in fixed]
+    score = cell_errors(builder, data, held_out_block(data.lengths))
+    best, error = climb(score, replace(start, **fixed), free, bounds or (0.0, 0.0), progress)
     if not math.isfinite(error):
-        raise KbrError("no setting that was tried gave finite errors: raise lams or scales.")
+        raise KbrError("no setting that was tried gave finite errors: raise lam or scales.")
     none = torch.nan
     values = {**vars(best), "eta": none, "lam_transition": none, "val_mse": error}
     tensors = {name: z.new_tensor(value) for name, value in values.items()}
-    edges = [edges_of("lam", tensors["lam"], (), lam_bounds)] if "lam" in free else []
-    edges += [edges_of("scale", tensors[f"scale_{name}"], (), SCALE_BOUNDS) for name in "xz"]
-    return Choice(**tensors, edges=sum(edges, ()))
+    edges = edges_of("lam", tensors["lam"], (), bounds) if bounds else ()
+    for name in ("scale_x", "scale_z"):
+        edges += edges_of("scale", tensors[name], (), SCALE_BOUNDS)
+    return Choice(**tensors, edges=edges)
 
 
 def with_ridges(choice: Choice, builder: Builder, data: Sequences) -> Choice:

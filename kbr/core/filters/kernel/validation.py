@@ -3,6 +3,7 @@
 Tuning, refining, the correction of means and calibration all measure errors this way.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -17,15 +18,25 @@ from kbr.core.features import Features
 from kbr.core.filters.kernel.building import TOLERANCE, Builder
 from kbr.core.filters.kernel.climb import Cell, Score
 from kbr.core.filters.kernel.engine import ActiveSet, Compressed, LowRank, Update
-from kbr.core.filters.kernel.local import Local
+from kbr.core.filters.kernel.local import MEDIUM, Local
 from kbr.core.filters.kernel.run import run_filter
 from kbr.core.filters.kernel.search import Row, RowOf
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import FittedData
 from kbr.core.filters.result import mean_squared_error
-from kbr.core.filters.sequences import Pair, Sequences, lengths_outside, outside, pieces_inside
+from kbr.core.filters.sequences import (
+    Pair,
+    Sequences,
+    excerpts,
+    held_sequences,
+    lengths_outside,
+    outside,
+    pieces_inside,
+)
 
 VALIDATION_STEPS = 200
+USED = 0.98  # share of the observations that must be evidence
+TUNED_STEPS = 300  # of whole sequences, in pieces
 MINIMUM_STEPS = 6
 FOLDS = 3
 
@@ -43,6 +54,16 @@ def validation_start(n: int) -> int:
 def validation_block(n: int) -> range:
     """The end of the training sequence, which settings are chosen for."""
     return range(validation_start(n), n)
+
+
+def held_out_block(lengths: Sequence[int]) -> range:
+    """What many rows are tuned and calibrated on: whole sequences at the end, if there are enough.
+
+    A piece of a sequence is too easy where the rest of it is known: neighbouring rows are alike.
+    """
+    n, count = sum(lengths), held_sequences(lengths)
+    rows = sum(lengths[len(lengths) - count :])
+    return range(n - rows, n) if n > MEDIUM and 0 < rows <= n // 3 else validation_block(n)
 
 
 def even_blocks(n: int, count: int = FOLDS) -> list[range]:
@@ -120,11 +141,13 @@ def block_errors(builder: Builder, rest: Sequences, held_out: Sequence[Pair], sc
 
 
 def cell_errors(builder: Builder, data: Sequences, block: range) -> Score:
-    """The mean squared error on the block, of one setting at a time; factors are kept for the next.
+    """The mean squared error on the block, of one setting at a time.
 
-    Only the last ones: of many points they are large.
+    A setting that finds no evidence in many observations follows its dynamics alone, which may do
+    well where they are regular and fails where they are not: its error is infinite. Factors are
+    kept for the next setting, only the last ones: of many points they are large.
     """
-    rest, held_out = data.outside(block), data.inside(block)
+    rest, held_out = data.outside(block), excerpts(data.inside(block), TUNED_STEPS)
     builder = builder.measured(rest.x, rest.z)
 
     @lru_cache(maxsize=1)
@@ -140,9 +163,13 @@ def cell_errors(builder: Builder, data: Sequences, block: range) -> Score:
         floored = builder.floored(rest.z.new_tensor(cell.floor))
         now = update(cell.scale_x, cell.lam)
         operators = floored.operators(now, features, rest.z, rest.lengths, **ridges)
-        return float(squared_errors(operators, rest.z.new_tensor([cell.lam]), held_out)) / len(
-            block
-        )
+        lam, total, used = rest.z.new_tensor([cell.lam]), 0.0, 0.0
+        for x, truth in held_out:
+            result = run_filter(operators, operators.update.observe(x).unsqueeze(-3), lam)
+            total += float((result.mean.squeeze(-3) - truth).square().sum())
+            used += float(result.evidence.sum())
+        steps = sum(z.shape[-2] for _, z in held_out)
+        return total / steps if used >= USED * steps else math.inf
 
     return score
 
