@@ -11,7 +11,6 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import kbr._torchvision  # noqa: F401  (before lightning)
 
@@ -23,6 +22,7 @@ from kbr.core.datasets.dsprites import DSprites
 from kbr.core.filters.kernel.validation import validation_start
 from kbr.core.objectives import feature_loss
 from kbr.training import LearnedFilter, SoftArgmaxCNN
+from kbr.training.modules.features import FeatureModule
 
 WARM_UP = 5  # steps before the clock starts
 
@@ -53,9 +53,15 @@ def lightning_step(filt: LearnedFilter, x: torch.Tensor, z: torch.Tensor) -> flo
 def bare_step(filt: LearnedFilter, x: torch.Tensor, z: torch.Tensor) -> float:
     cut = validation_start(len(z))
     x, z = x[:cut], z[:cut]
-    shared: dict[str, Any] = {"epochs": filt.epochs, "lr": filt.lr, "noise": filt.noise}
-    shared |= {"weight_decay": 0.0, "seed": 0, "log_every": filt.log_every, "record": {}}
-    module = filt.build(filt.encoder(shape=x.shape[1:]), x, z, shared)
+    module = FeatureModule(
+        encoder=filt.encoder,
+        shape=x.shape[1:],
+        dz=z.shape[-1],
+        epochs=filt.epochs,
+        lr=filt.lr,
+        noise=filt.noise,
+    )
+    module.fit_scales(x, z)
     optimizer = torch.optim.Adam(module.parameters(), lr=filt.lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, module.rate)
     start = 0.0

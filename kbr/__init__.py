@@ -78,8 +78,8 @@ __all__ = ["load_filter", "read_recording", *_HOME]
 def load_filter(path: str | Path, *, trial: int = 0, trust: Sequence[str] = ()) -> Any:
     """A fitted filter from a file of `save`, a run folder or a run's best.ckpt, whatever its kind.
 
-    `trial` picks one of several. Nothing in the file is executed; a model of your own is built from
-    the run's settings where `trust` names its module.
+    `trial` picks one of several. Nothing in the file is executed. What it names of your own, parts
+    of a filter or a whole model, is built where `trust` names its module.
     """
     return import_module("kbr.loading").load_filter(path, trial=trial, trust=trust)
 

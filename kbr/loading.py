@@ -4,6 +4,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,14 @@ OLD_RUN = (
 def load_filter(run: str | Path, *, trial: int = 0, trust: Sequence[str] = ()) -> Any:
     """The filter of a run folder, or of a file, by the kind its file states.
 
-    `trust` names the modules of a model of the user's own.
+    `trust` names modules of the user's, for parts of a filter and models that are defined there.
     """
+    trust = (trust,) if isinstance(trust, str) else trust
     path = checkpoint_of(run, trial)
     _check_unaltered(Path(run), path)
     content = checkpoint.read(path)
     kind = content["kind"]
+    _import_trusted(trust)
     if kind in TRAINED:
         from kbr.training.filters.learned import LearnedFilter
         from kbr.training.filters.lstm import LSTMFilter
@@ -71,6 +74,21 @@ def load_filter(run: str | Path, *, trial: int = 0, trust: Sequence[str] = ()) -
     return KernelBayesFilter.from_state(_with_units(member(state, trial), path))
 
 
+def _import_trusted(names: Sequence[str]) -> None:
+    """Makes kernels, rules, ratios and engines in modules of the user's known.
+
+    A name may be that of a class in a module. What is no module at all is a resolver's.
+    """
+    for name in names:
+        for module in filter(None, (name, name.rpartition(".")[0])):
+            try:
+                import_module(module)
+                break
+            except ImportError as error:
+                if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                    raise KbrError(f"trust={name} cannot be imported: {error}") from error
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, as run.json keeps it of what a run left."""
     with path.open("rb") as content:
@@ -93,6 +111,11 @@ def _check_unaltered(run: Path, path: Path) -> None:
 def identity(run: str | Path, *, trial: int = 0) -> str:
     """A digest of the filter's content: two files of one filter have the same."""
     content = checkpoint.read(checkpoint_of(run, trial))
+    if content["kind"] == OWN:
+        raise KbrError(
+            "state keeps beliefs of kbr's filters, not those of a model of your own. Leave out "
+            "state."
+        )
     digest = hashlib.sha256(str(trial).encode())
     for part in _parts({k: v for k, v in content.items() if k not in ("version", "kbr")}):
         digest.update(part)

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +14,7 @@ import torch
 from command_line import call
 
 import kbr
+from kbr.core.datasets.dynamics import Rotation
 from kbr.training.filters.learned import LearnedFilter
 
 SMALL = ("data.n_train=60", "data.n_test=12")
@@ -21,10 +24,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from kbr import ImportanceWeightedRule
+from kbr import ImportanceWeightedRule, KuLSIF
 from kbr.core.datasets.drawing import as_generator, normal
 from kbr.core.datasets.dynamics import FilteringData
+from kbr.core.features import Features
+from kbr.core.filters.kernel.engine import Engine
+from kbr.core.filters.kernel.operators import FilterRatio
 from kbr.core.kernels import Kernel
+from kbr.core.linalg import ridge_cholesky
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,6 +46,43 @@ class Capped(ImportanceWeightedRule):
 class RationalQuadratic(Kernel):
     def profile(self, squared):
         return 1 / (1 + squared / 2)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tempered(FilterRatio):
+    eta: float = 0.1
+    power: float = 0.5
+
+    def __call__(self, features, points, prior):
+        return KuLSIF(eta=self.eta)(features, points, prior).clamp_min(0) ** self.power
+
+    def for_filter(self, phi, eta):
+        factor = ridge_cholesky(phi.mT @ phi / phi.shape[-2], ridge=eta)
+
+        def ratio(m, weights):
+            return (torch.cholesky_solve(m.mT, factor).mT @ phi.mT).clamp_min(0) ** self.power
+
+        return ratio
+
+
+@dataclass(frozen=True, eq=False)
+class GramUpdate:
+    features: Features
+    name: str = "whole_gram"
+
+    def observe(self, x):
+        return self.features(x) @ self.features.train.mT
+
+    def weights(self, rule, ratio, query, lam):
+        psi = self.features.train
+        gram, n = (psi @ psi.mT).unsqueeze(-3), psi.shape[-2]
+        return rule.gram_weights(gram, query.unsqueeze(-1), ratio, n, lam).squeeze(-1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WholeGram(Engine):
+    def build(self, features, x, *, lam):
+        return GramUpdate(features.fit(x))
 
 
 class Flat(nn.Module):
@@ -95,6 +139,26 @@ rule: {kernel_x: {_target_: my_parts.RationalQuadratic}}
 """,
         ("data=rotation", "model=quadratic"),
         "my_parts.RationalQuadratic",
+    ),
+    "ratio": Part(
+        "model/tempered",
+        """
+defaults: [iw, _self_]
+name: tempered
+rule: {ratio: {_target_: my_parts.Tempered, eta: 0.01, power: 0.75}}
+""",
+        ("data=rotation", "model=tempered"),
+        "my_parts.Tempered",
+    ),
+    "engine": Part(
+        "model/gram",
+        """
+defaults: [iw, _self_]
+name: gram
+engine: {_target_: my_parts.WholeGram}
+""",
+        ("data=rotation", "model=gram"),
+        "my_parts.WholeGram",
     ),
     "encoder": Part(
         "encoder/flat",
@@ -166,3 +230,36 @@ def loaded(path, kind):
     if kind != "encoder":
         return kbr.load_filter(path)
     return LearnedFilter.load(path, encoder=partial(import_module("my_parts").Flat, n_features=4))
+
+
+FRESH = """
+import kbr
+for trust in ((), ("no.such.resolver",), ("my_broken",), ("my_parts",)):
+    try:
+        print(kbr.load_filter("whole.ckpt", trust=trust))
+    except kbr.KbrError as error:
+        print(error)
+"""
+
+
+def test_another_process_knows_the_parts_of_modules_that_it_trusts(home, monkeypatch):
+    """A file names its parts; which modules are imported is the caller's word alone."""
+    monkeypatch.syspath_prepend(home)
+    mine = import_module("my_parts")
+    data = Rotation().generate(n_train=60, n_test=5, seed=0)
+    rule = mine.Capped(lam=1e-2, ratio=mine.Tempered(), kernel_x=mine.RationalQuadratic())
+    filt = kbr.KernelBayesFilter(rule=rule, scales=(1.0,), engine=mine.WholeGram())
+    filt.fit(data.x_train, data.z_train).save(home / "whole.ckpt")
+    (home / "my_broken.py").write_text("import a_package_that_is_not_there")
+    environ = {**os.environ, "PYTHONPATH": str(home)}
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH], cwd=home, env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    unknown, also_unknown, broken, known = done.stdout.splitlines()
+    assert unknown == also_unknown
+    assert "the file names 'Capped', which this kbr does not know" in unknown
+    assert broken == (
+        "trust=my_broken cannot be imported: No module named 'a_package_that_is_not_there'"
+    )
+    assert known == repr(filt)

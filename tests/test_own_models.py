@@ -13,6 +13,7 @@ from command_line import call
 import kbr
 from kbr.app.config.packages import check_packages
 from kbr.app.models.own import Answers, FrameRegressor, OwnModel
+from kbr.app.streaming import command as streaming
 from kbr.core.errors import KbrError
 
 SMALL = ["data=rotation", "data.n_train=60", "data.n_test=20", "trainer=cpu", "logger=csv"]
@@ -285,3 +286,64 @@ def test_a_run_that_kept_no_model_says_what_it_lacks(home, monkeypatch):
     monkeypatch.syspath_prepend(home)
     with pytest.raises(KbrError, match=r"has not kept its model: Nearest has no save\(path\)"):
         kbr.load_filter(folder, trust=["my_models"])
+
+
+@pytest.fixture(scope="module")
+def on_a_recording(home):
+    """A run of a model that is kept, on data with names, an angle and units."""
+    data = ["data=recording", "data.path=walk.csv", "data.x=[a,b,c]", "data.z=[yaw,speed]"]
+    model = "model={_target_:my_models.Kept,k:3}"
+    kept = [*data, "data.circular=[yaw]", "logger=csv", "trainer=cpu", model]
+    return run(home, "on_a_recording", *kept)[0]
+
+
+def test_a_new_recording_is_evaluated_in_the_units_of_training(home, on_a_recording):
+    """The training file again: errors are those of known rows, in variances of the training z."""
+    given = [f"run={on_a_recording}", "data.path=walk.csv"]
+    done = call(*given, script="evaluate.py", folder=home)
+    assert done.returncode == 2
+    assert "trust=[my_models]" in done.stderr
+    done = call(*given, "trust=[my_models]", script="evaluate.py", folder=home)
+    assert done.returncode == 0, done.stderr
+    assert "Kept on walk.csv, 120 rows, 1 trial(s)" in done.stdout
+    found = metrics(on_a_recording / "evaluation" / "walk")
+    assert 0 < found["test/rmse/yaw [deg]"] < 30  # no error of a full turn
+    rows = np.loadtxt(home / "walk.csv", delimiter=",", skiprows=1)
+    with np.load(on_a_recording / "evaluation" / "walk" / "posterior.npz") as answers:
+        mean = answers["mean"][0]
+    units = kbr.load_filter(on_a_recording, trust="my_models").recorded
+    inner = [units.z.apply(torch.from_numpy(z)) for z in (mean, rows[:, 3:])]
+    expected = float((inner[0] - inner[1]).square().sum(-1).mean())
+    assert found["test/mse_standardised"] == pytest.approx(expected)
+
+
+def kbr_filter(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["kbr-filter", *words])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    streaming.main()
+
+
+def test_it_streams_where_its_module_is_trusted(home, on_a_recording, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    given = [f"run={on_a_recording}", "input=walk.csv", "output=beliefs.jsonl"]
+    with pytest.raises(SystemExit):
+        kbr_filter(monkeypatch, *given)
+    assert "trust=[my_models]" in capsys.readouterr().err
+    kbr_filter(monkeypatch, *given, "trust=[my_models]")
+    lines = [json.loads(line) for line in (home / "beliefs.jsonl").read_text().splitlines()]
+    table = kbr.read_recording(home / "walk.csv", x=["a", "b", "c"])
+    whole = kbr.load_filter(on_a_recording, trust=["my_models"]).filter(table)
+    np.testing.assert_allclose([line["mean"] for line in lines], whole.mean)
+    assert lines[0]["names"] == ["yaw [deg]", "speed"]
+
+
+def test_its_state_is_not_kept_between_two_calls(home, on_a_recording, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    given = [f"run={on_a_recording}", "input=walk.csv", "output=other.jsonl", "state=belief.ckpt"]
+    with pytest.raises(SystemExit):
+        kbr_filter(monkeypatch, *given, "trust=my_models")
+    error = capsys.readouterr().err
+    assert "state keeps beliefs of kbr's filters, not those of a model of your own" in error
+    assert error.count("\n") == 1
+    assert not (home / "other.jsonl").exists()
+    assert not (home / "belief.ckpt").exists()

@@ -24,7 +24,7 @@ from kbr.core.ratios import KuLSIF, Ratio
 Form = Literal["auto", "gram", "feature"]
 Square = Float[Tensor, "*b d d"]
 Columns = Float[Tensor, "*b d q"]
-Gram = Float[Tensor, "*b k k"]
+Gram = Float[Tensor, "*#b k k"]  # one may serve several ratios
 Weights = Float[Tensor, "*b k q"]
 NEGLIGIBLE = 0.1  # weights with sum w <= NEGLIGIBLE * sum |w| carry no usable evidence
 

@@ -12,8 +12,10 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from kbr.app.config.resolvers import model_name
 from kbr.app.figures.run import recording_figures, run_figures
 from kbr.app.models.kernel import Outcome
+from kbr.app.models.own_filter import OwnFilter
 from kbr.app.recordings.new import notes_of, read_new
 from kbr.app.recordings.recording import Recording
 from kbr.app.recordings.task import standardised_error
@@ -43,19 +45,23 @@ class NewRecording:
         return {STANDARDISED: standardised_error(self.units, mean, truth)}
 
 
-def evaluate_recording(folder: Path, saved: DictConfig, keys: Mapping[str, Any]) -> float | None:
+def evaluate_recording(
+    folder: Path, saved: DictConfig, keys: Mapping[str, Any], trust: Sequence[str] = ()
+) -> float | None:
     """Writes evaluation/<name of the file>/; the standardised error where the truth is there."""
     seeds, path = trial_seeds(saved), Path(str(keys["path"]))
     reading = {key: value for key, value in keys.items() if key not in ("path", "seed")}
-    filters = [load_filter(folder, trial=k) for k in range(len(seeds))]
-    units: Units = filters[0].units
+    filters = [load_filter(folder, trial=k, trust=trust) for k in range(len(seeds))]
+    first = filters[0]
+    units: Units = first.recorded if isinstance(first, OwnFilter) else first.units
     if units.z_names is None:
         raise KbrError(
             f"data.path gives a new recording to runs on own data (data=recording); {folder} is of "
             f"data={saved.data.name}. Leave out data.path, or set data.seed for fresh sequences."
         )
     recording = read_new(units, path, reading)
-    print(f"{saved.model.name} on {path}, {len(recording)} rows, {len(seeds)} trial(s)")
+    model = model_name(saved.model)
+    print(f"{model} on {path}, {len(recording)} rows, {len(seeds)} trial(s)")
     for note in notes_of(units, recording):
         print(f"  note: {note}")
     back = torch.from_numpy(np.argsort(recording.row))  # to the order of the file
@@ -75,7 +81,6 @@ def evaluate_recording(folder: Path, saved: DictConfig, keys: Mapping[str, Any])
             raise KbrError("no row of the recording has a known z. Take its columns of z out.")
         scored = replace(outcome, **{name: getattr(outcome, name)[:, known] for name in ANSWERS})
         problem = NewRecording(name=path.name, rows=len(recording), units=units)
-        model = str(saved.model.name)
         metrics = write_outcome(target, problem, model, seeds, scored)  # type: ignore[arg-type]
         run_figures(target / "figures", scored)
         print_errors(metrics, outcome.labels or ())

@@ -60,7 +60,8 @@ def evaluate_job(config: DictConfig) -> float | None:
             )
         if config.device != "cpu":
             raise KbrError("a new recording is filtered on the CPU. Leave out device.")
-        return evaluate_recording(folder, finished_config(folder), data)
+        trust = names_of(config.trust)
+        return evaluate_recording(folder, finished_config(folder), data, trust)
     except KbrError as error:
         stop(str(error))
 

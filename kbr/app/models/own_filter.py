@@ -19,6 +19,7 @@ from kbr.core.filters.belief import Answering, Belief, Moments
 from kbr.core.filters.result import FilterResult
 from kbr.core.io import checkpoint
 from kbr.core.uncertainty.calibration import next_horizon
+from kbr.core.units.scaling import Scaling
 from kbr.core.units.units import Units
 
 
@@ -37,13 +38,11 @@ def own_filter(checkpoint_file: Path, *, trial: int = 0, trust: Sequence[str] = 
             f"{folder} has not kept its model: {type(method.model).__name__} has no save(path) and "
             "load(path). Give it both and train again."
         )
-    none = Units.none(state["covs"])
     record = state["units"]
-    units = none if record is None else replace(Units.from_record(record), x=none.x, z=none.z)
     mean, variance = state["starts"][trial]
     return OwnFilter(
         answers=Answers(model, method.name, state["covs"][trial]),
-        recorded=units,
+        recorded=Units.none(state["covs"]) if record is None else Units.from_record(record),
         start=(mean, variance.diag()),
         shape=tuple(state["shape"]),
     )
@@ -68,14 +67,15 @@ class OwnFilter(BaseFilter):
     """
 
     answers: Answers
-    recorded: Units
+    recorded: Units  # those of the data; the model itself sees numbers as they are
     start: Moments
     shape: tuple[int, ...]
     calibration = None
 
     @property
     def units(self) -> Units:
-        return self.recorded
+        none = Scaling.none(self.start[0])
+        return replace(self.recorded, x=none, z=none)
 
     def _filtered(self, x: Any) -> FilterResult:
         return self.answers.filter(x)

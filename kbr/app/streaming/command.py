@@ -43,6 +43,7 @@ USAGE = """usage: kbr-filter run=<run folder or .ckpt> [key=value ...]
   on_error   stop or skip a line that cannot be read              [stop]
   state      a file that keeps the belief between two calls       [none]
   trial      which trial of a run with several                    [0]
+  trust      modules of yours that the filter is of: [mine,more]  [none]
   max_gb     the most that one array of an npz may take           [0.5]
 
 Columns are found by name: a CSV header, or JSON objects {"column": value}.
@@ -74,6 +75,7 @@ class Options:
     on_error: str = "stop"
     state: str | None = None
     trial: int = 0
+    trust: tuple[str, ...] = ()
     max_gb: float = 0.5
 
     def __post_init__(self) -> None:
@@ -105,6 +107,9 @@ def parse(arguments: list[str]) -> Options:
                 options[key] = kind(options[key])
         except ValueError:
             raise KbrError(f"{key} must be {what}; got {options[key]!r}.") from None
+    if "trust" in options:
+        names = options["trust"].strip("[]").split(",")
+        options["trust"] = tuple(name.strip() for name in names if name.strip())
     return Options(**options)
 
 
@@ -207,9 +212,11 @@ def _step(filt: Any, belief: Belief, row: Row, left: set[str]) -> Belief:
 
 
 def _load(options: Options) -> Any:
+    if options.trust:
+        sys.path.append(os.getcwd())  # where the user's modules are
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        filt = load_filter(options.run, trial=options.trial)
+        filt = load_filter(options.run, trial=options.trial, trust=options.trust)
     for warning in caught:
         say(str(warning.message))
     return filt

@@ -56,7 +56,10 @@ class Update(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Builds the update: what the setting `engine` may be, besides a name."""
+    """Builds the update: what the setting `engine` may be, besides a name.
+
+    Dataclasses derived from it can be saved.
+    """
 
     def build(self, features: FeatureMap, x: Float[Tensor, "*b n dx"], *, lam: float) -> Update:
         """The update on training observations x, for ridges of `lam` and more.

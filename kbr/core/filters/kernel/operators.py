@@ -26,7 +26,7 @@ PredictedRatio = Callable[[State, Callable[[], Weights]], Weights]
 
 @runtime_checkable
 class FilterRatio(Protocol):
-    """What a ratio of one's own implements to serve a filter."""
+    """What a ratio of one's own implements to serve a filter; derived from it, it can be saved."""
 
     def for_filter(self, phi: Float[Tensor, "*b n p"], eta: Float[Tensor, "*b"]) -> PredictedRatio:
         """The ratio at the n training points as a function of predictions: `ratio(m, weights)`.

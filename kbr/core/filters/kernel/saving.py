@@ -1,7 +1,7 @@
 """A kernel Bayes filter in files and in memory: settings by name, and what `fit` left.
 
-A description of settings can only name classes that kbr knows (and kernels and rules derived from
-kbr's own): a file never chooses what is imported or run.
+A description of settings can only name classes that kbr knows, and imported ones derived from
+kbr's Kernel, Rule, FilterRatio and Engine: a file never chooses what is imported or run.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,10 @@ import kbr
 from kbr.core.errors import KbrError
 from kbr.core.features import Identity, Nystroem, PivotedCholesky, RandomFourier
 from kbr.core.filters.base import TrainableFilter
+from kbr.core.filters.kernel.engine import Engine
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.held_out import measured
+from kbr.core.filters.kernel.operators import FilterRatio
 from kbr.core.filters.kernel.settings import SETTINGS, Settings
 from kbr.core.filters.kernel.storage import KIND, pack, unpack
 from kbr.core.io import checkpoint
@@ -141,7 +143,8 @@ def describe(value: object) -> Any:
         return [describe(item) for item in value]
     raise KbrError(
         f"{type(value).__name__} cannot be saved: a file holds settings, not code. Saved by name "
-        f"are {', '.join(sorted(_known()))}, and kernels and rules derived from kbr's."
+        f"are {', '.join(sorted(_known()))}, and dataclasses derived from kbr's Kernel, Rule, "
+        "FilterRatio or Engine."
     )
 
 
@@ -155,8 +158,8 @@ def build(described: Any) -> Any:
     cls = _known().get(name) if isinstance(name, str) else None
     if cls is None or not isinstance(settings, dict):
         raise KbrError(
-            f"the file names {name!r}, which this kbr does not know. Import the module that "
-            "defines it before loading, or use the version of kbr that wrote the file."
+            f"the file names {name!r}, which this kbr does not know. If it is yours, import its "
+            "module first, or trust=[module]; else use the version of kbr that wrote the file."
         )
     try:
         return cls(**{key: build(item) for key, item in settings.items()})
@@ -167,8 +170,9 @@ def build(described: Any) -> Any:
 
 
 def _known() -> dict[str, type[Any]]:
+    own = [cls for base in (Kernel, Rule, FilterRatio, Engine) for cls in _below(base)]
     classes = [Identity, Mixture, Nystroem, PerCoordinate, PivotedCholesky, RandomFourier, KuLSIF]
-    return {cls.__name__: cls for cls in (*classes, *_below(Kernel), *_below(Rule))}
+    return {cls.__name__: cls for cls in (*own, *classes)}
 
 
 def _below(base: type[Any]) -> list[type[Any]]:
