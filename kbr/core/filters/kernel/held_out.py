@@ -16,6 +16,7 @@ from kbr.core.filters.belief import KernelFilterResult
 from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.large import is_large
+from kbr.core.filters.kernel.local import Local
 from kbr.core.filters.kernel.run import Queries, run_filter, run_forecast, run_smoother
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.validation import (
@@ -40,6 +41,7 @@ BRIDGES = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0, 30.0)
 GAPS = (1, 2, 4, 8, 14, 20)  # lengths of the gaps that smoothing is tried on
 BETWEEN = 6  # observations between two of them
 MEASURED = 600  # steps of sequences that are held out as a whole
+SMOOTHED = 120  # steps that smoothing is measured on with the local engine
 STARTS = 50  # times in a block, or in a few pieces together, at which a filter is started anew
 
 Each = Float[Tensor, "*b"]
@@ -72,7 +74,7 @@ def smoothing_measured(fitted: Fitted) -> Fitted:
     # Held-out steps of more than one block: the first one was fit to be held out too.
     both = known is not None and max(known.counts) > len(validation_block(fitted.n))
     rows = [
-        smoother_rows(operators, choice.lam_transition, choice.lam, pairs)
+        smoother_rows(operators, choice.lam_transition, choice.lam, _fewer(operators, pairs))
         for _, operators, pairs in _held_out(fitted, first_too=both)
     ]
     return fitted.changed(smoothing=calibrated_rows(fitted.units.z, rows)) if rows else fitted
@@ -90,6 +92,11 @@ def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Opera
         operators = fitted.operators if without is None else without(block)
         pairs = data.inside(block)
         yield block, operators, excerpts(pairs, MEASURED) if whole else pairs
+
+
+def _fewer(operators: Operators, pairs: list[Pair]) -> list[Pair]:
+    """Part of the steps where each costs more: every one is smoothed in many patterns of gaps."""
+    return excerpts(pairs, SMOOTHED, 3) if isinstance(operators.update, Local) else pairs
 
 
 def filter_rows(

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from kbr.core.features import Features, PivotedCholesky
 from kbr.core.filters.kernel.engine import (
-    GROUP,
     Coordinates,
     Points,
     Query,
@@ -42,6 +41,9 @@ CELLS = 4096  # points above which cells of latents are looked at first
 CELL = 16  # latents in a cell
 FAR = 0.2  # of the floor: cells with less in their middle are left out
 TOGETHER = 8  # sequences above which one product with all points costs less
+GROUP = (
+    2**20
+)  # numbers in the Gram matrices that are solved at once: 8 MB, as they are new each time
 SHARE = 1e-5  # of the largest r_i k(x_i, x): points with less are left out
 
 
@@ -79,7 +81,7 @@ class Local:
         flat, near, score = (rows.reshape(-1, n) for rows in (ratio, near, score))
         counts = (score > SHARE * score.amax(-1, keepdim=True)).sum(-1).clamp_min(1)
         even = flat.amax(-1) < 2 * flat.mean(-1)
-        sizes = counts.minimum(torch.where(even, MOST, self.limit or MOST))
+        sizes = counts.minimum(torch.where(even, max(BUDGET // total, MOST), self.limit or MOST))
         lams = lam.expand(ratio.shape[:-1]).reshape(-1)
         points = self.points.reshape(-1, *self.points.shape[-2:])
         owner = torch.arange(len(flat), device=ratio.device) // ratio.shape[-2]
