@@ -7,7 +7,7 @@ map is expected is factorised by pivoted Cholesky, exact to its tolerance.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -51,11 +51,14 @@ class PivotedCholesky:
     Math: G ~ L L', psi(x) = L_P^-1 k(P, x) with P the pivots; the residual of every training point
           is at most `tolerance` max_i k(x_i, x_i). With all n pivots this is the Gram form itself.
     Ref:  Fine and Scheinberg 2001.
+
+    With `among`, pivots are found among so many evenly spaced points.
     """
 
     kernel: Kernel = field(default_factory=Gaussian)
     tolerance: float = 1e-13
     max_rank: int | None = None
+    among: int | None = None
 
     def __post_init__(self) -> None:
         check_shares(tolerance=self.tolerance)
@@ -66,6 +69,10 @@ class PivotedCholesky:
         points = points.to(torch.float64)
         kernel = self.kernel.fit(points)
         n, dim = points.shape[-2:]
+        if self.among is not None and n > self.among:
+            rows = torch.linspace(0, n - 1, self.among, device=points.device).round().long()
+            few = replace(self, kernel=kernel, among=None).fit(points.index_select(-2, rows))
+            return replace(few, train=few(points))
         if n <= (GRAM_POINTS if dim > FEW_COORDINATES else GRAM_POINTS // 4):
             gram = kernel(points, points)
 

@@ -194,10 +194,21 @@ class ImportanceWeightedRule(Rule):
 
     `normalize=True` scales the ratio to average one and the weights to sum to one, and answers with
     the prior where the observation carries no usable evidence; `normalize=False` is Algorithm 1 of
-    Xu et al. 2022 to the letter.
+    Xu et al. 2022 to the letter. Ratios of less than `floor` times the largest are taken as zero:
+    what a ridge leaves far from the prior is more noise than prior.
     """
 
     normalize: bool = True
+    floor: float | Tensor = 0.0  # of a batch of filters, [*b]
+
+    def effective_ratio(self, ratio: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+        floor = self.floor
+        if isinstance(floor, Tensor):
+            floor = floor.to(ratio)[..., None, None]
+        elif floor == 0:
+            return super().effective_ratio(ratio)
+        above = ratio >= floor * ratio.amax(-1, keepdim=True)
+        return super().effective_ratio(torch.where(above, ratio, 0.0))
 
     def coefficients(self, second: Square, query: Columns, n: int, lam: Tensor) -> Columns:
         return ridge_solve(second, query, ridge=n * lam, name="n lam")

@@ -24,8 +24,8 @@ Dropout = Annotated[float, Range(0, 1, open="high")]
 Steps = Annotated[int, Range(0, most=10**9)]
 Grid = Annotated[Sequence[Positive], Length()]
 Part = Annotated[Any, Node]  # what is built from a part of the config
-EngineName = Literal["auto", "low_rank", "compressed", "active_set"]
-Engine = Annotated[EngineName | Built, Described("auto, low_rank, compressed or active_set")]
+EngineName = Literal["auto", "low_rank", "compressed", "active_set", "local"]
+Engine = Annotated[EngineName | Built, Described("auto, low_rank, compressed, active_set or local")]
 Name = Annotated[str, Length(), Described("a name")]
 Column = Annotated[str, Length(), Described("the name of a column")]
 Columns = Annotated[

@@ -12,6 +12,9 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.inputs import ArrayLike, as_pairs
 
+FEW = 4  # sequences below which none is held out as a whole
+HELD_OUT = 0.15  # share of the sequences that are
+
 Pair = tuple[Float[Tensor, "*b _ dx"], Float[Tensor, "*b _ dz"]]
 
 
@@ -52,6 +55,35 @@ class Sequences:
 def split(rows: Tensor, controls: int) -> tuple[Tensor, Tensor | None]:
     """Rows without their trailing controls, and these; None where there are none."""
     return (rows[..., :-controls], rows[..., -controls:]) if controls else (rows, None)
+
+
+def held_last(lengths: Sequence[int]) -> tuple[list[int], list[int]]:
+    """An order of the rows with evenly spaced sequences last, and their lengths in that order.
+
+    What is held out at the end then stands for the whole of a recording, not for its last part.
+    """
+    bounds, count = list(_bounds(lengths)), held_sequences(lengths)
+    held = {(2 * k + 1) * len(bounds) // (2 * count) for k in range(count)}
+    order = sorted(range(len(bounds)), key=lambda k: (k in held, k))
+    return [row for k in order for row in range(*bounds[k])], [lengths[k] for k in order]
+
+
+def held_sequences(lengths: Sequence[int]) -> int:
+    """How many sequences to hold out as a whole; none where there are few."""
+    return round(HELD_OUT * len(lengths)) if len(lengths) >= FEW else 0
+
+
+def excerpts(pairs: Sequence[Pair], steps: int, count: int = 6) -> list[Pair]:
+    """About so many steps in pieces from sequences' beginnings, middles and ends."""
+    if sum(z.shape[-2] for _, z in pairs) <= steps:
+        return list(pairs)
+    pieces = []
+    for k in range(count):
+        x, z = pairs[k % len(pairs)]
+        size = min(steps // count, z.shape[-2])
+        start = (z.shape[-2] - size) * k // (count - 1)
+        pieces.append((x[..., start : start + size, :], z[..., start : start + size, :]))
+    return pieces
 
 
 def outside(rows: Tensor, block: range, dim: int = -2) -> Tensor:

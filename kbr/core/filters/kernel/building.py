@@ -20,6 +20,7 @@ from kbr.core.features import (
 from kbr.core.filters.kernel.engine import ActiveSet, LowRank, Update, compress
 from kbr.core.filters.kernel.known_transition import KnownOperators, TransitionRatio
 from kbr.core.filters.kernel.lift import Lift
+from kbr.core.filters.kernel.local import CELLS, MEDIUM, Local, LocalOperators, is_high_rank
 from kbr.core.filters.kernel.operators import (
     dense_operators,
     leave_one_out_score,
@@ -38,6 +39,7 @@ COMPRESSED_SHARE = 0.6  # compression pays when its pivots are fewer than this s
 COMPRESSED_LAM = 5e-4  # below this ridge compression loses digits that show
 ROUGH_LAM = 1e-6  # below this ridge it loses those by which ridges are told apart
 TOLERANCE = 1e-7  # of factors to choose with: that needs fewer digits than filtering
+LATENT_RANK = 400  # features of the latents at most, of more than MEDIUM points
 SMALL_ETA = 1e-5  # below this ridge what the factor of the latents leaves out shows
 CLOSE = 1e-11  # so it is made again, to this tolerance
 Medians = tuple[Tensor | None, ...]  # of x, of z and of controls
@@ -85,6 +87,13 @@ class Builder:
         u = controls_of(data)
         return replace(self, medians=(*medians, None if u is None else median_distance(u)))
 
+    def floored(self, floor: Float[Tensor, "*b"]) -> "Builder":
+        """The same with this floor of the ratio; NaN: the rule's own."""
+        if bool(floor.isnan().any()):
+            return self
+        rule = replace(self.rule, floor=floor)  # type: ignore[call-arg]
+        return replace(self, settings=replace(self.settings, rule=rule))
+
     def of_members(self, members: Tensor) -> "Builder":
         """The same for some of the data sets."""
         some = (None if median is None else median[members] for median in self.medians)
@@ -95,7 +104,12 @@ class Builder:
         return max(ETA_BOUNDS[0], self.least_eta), ETA_BOUNDS[1]
 
     def latents(self, z: Latents, scale: Scale, tolerance: float) -> Features:
-        return _fit(self.latent_map(scale, tolerance), z)
+        """Features of the training latents; of many points, no more than LATENT_RANK."""
+        chosen, n = self.latent_map(scale, tolerance), z.shape[-2]
+        if isinstance(chosen, PivotedCholesky) and n > MEDIUM and chosen.max_rank is None:
+            rank = LATENT_RANK
+            chosen = replace(chosen, kernel=chosen.kernel.fit(z), max_rank=rank, among=8 * rank)
+        return _fit(chosen, z)
 
     def latent_map(self, scale: Scale, tolerance: float) -> FeatureMap:
         return _scaled(self.rule.kernel_z, scale, tolerance, self.medians[1])
@@ -126,6 +140,8 @@ class Builder:
         if isinstance(chosen, PivotedCholesky):
             if engine == "active_set":
                 return _active_set(chosen.kernel, x)
+            if self.is_local(chosen.kernel, x):
+                return Local(chosen.kernel.fit(x), x.to(torch.float64))
             if engine == "auto" and (rough or self.rule.SPARSE):
                 # No more columns than tell that there are too many: another form is at hand.
                 chosen = replace(chosen, max_rank=limit + 1)
@@ -135,7 +151,7 @@ class Builder:
                     return LowRank(_fit(KernelPCA(kernel=chosen.kernel, n_features=ROUGH_RANK), x))
                 if self.rule.SPARSE:
                     return _active_set(chosen.kernel, x)
-        elif engine == "active_set":
+        elif engine in ("active_set", "local"):
             return _active_set(Linear(), chosen.fit(x).train)
         else:
             features = _fit(chosen, x)
@@ -147,6 +163,12 @@ class Builder:
         update = compress(features, tolerance=max(1e-14, (1e-3 if rough else 1e-6) * lam**2))
         pays = update.pivots.shape[-2] < COMPRESSED_SHARE * n
         return update if pays or engine == "compressed" else LowRank(features)
+
+    def is_local(self, kernel: Kernel, x: Observed) -> bool:
+        """Whether the update is taken on few points at a time."""
+        if self.settings.engine != "auto":
+            return self.settings.engine == "local"
+        return x.shape[-2] > MEDIUM and self.rule.SPARSE and is_high_rank(kernel.fit(x), x)
 
     def lift(self, phi: Float[Tensor, "*b n p"], data: Sequences, tolerance: float) -> Lift | None:
         """Features of latents joined with the controls that move them; None without controls."""
@@ -188,7 +210,8 @@ class Builder:
             return latents, lift, self.ridges(latents.train, data.lengths, lift)
 
         parts = made(TOLERANCE)
-        return made(CLOSE) if float(parts[2]["eta"].min()) < SMALL_ETA else parts
+        close = float(parts[2]["eta"].min()) < SMALL_ETA and data.z.shape[-2] <= MEDIUM
+        return made(CLOSE) if close else parts
 
     def operators(
         self, update: Update, latents: Features, z: Latents, lengths: Sequence[int], **parts: Any
@@ -196,7 +219,18 @@ class Builder:
         """Everything the filter needs before it sees an observation; ridges and lift by name."""
         if isinstance(self.rule.ratio, TransitionRatio):
             return KnownOperators.of(self.rule, update, z)
-        return dense_operators(self.rule, update, latents, z, lengths, **parts)
+        notes, n, rank = [], z.shape[-2], latents.train.shape[-1]
+        if n > MEDIUM and rank == LATENT_RANK:
+            notes.append(
+                f"features of z cut at {rank}; pass kernel_z=PivotedCholesky(max_rank=...)"
+            )
+        if isinstance(update, Local):
+            notes.append(f"each step on at most {update.limit} of {n:,} points, near x and z")
+        operators = dense_operators(
+            self.rule, update, latents, z, lengths, notes=tuple(notes), **parts
+        )
+        cells = isinstance(update, Local) and z.ndim == 2 and n > CELLS
+        return LocalOperators.of(operators, latents) if cells else operators
 
 
 def controls_of(data: Sequences) -> Float[Tensor, "*b k du"] | None:

@@ -1,13 +1,15 @@
 """One update of the kernel Bayes filter in rank-sized operations, for many sequences at once.
 
 With finite features Phi of the latents and Psi of the observations, the ratio, the update and the
-embedding cost O(n rank) each. What remains is second = Psi' diag(r) Psi, in three forms:
+embedding cost O(n rank) each. What remains is second = Psi' diag(r) Psi, in four forms:
 
     low_rank    the product itself, O(n d^2);
     compressed  second is linear in r and lies in the span of psi_q psi_q' of q pivots (a pivoted
                 Cholesky factor of the elementwise square of the Gram matrix), O(n q + q d^2);
     active_set  no features of x at all: the Gram matrix of the points with r_i > 0, for kernels of
-                full rank (images, tiny bandwidths).
+                full rank (images, tiny bandwidths);
+    local       the same for many points, on those near the prediction and the observation: see
+                `local.py`.
 
 Shapes: *b data sets fitted together, s sequences (or ridges) filtered together in each.
 """
@@ -33,7 +35,7 @@ Query = Float[Tensor, "*b s c"]
 Ridge = Float[Tensor, "*b s"]
 Flags = Bool[Tensor, "*b s"]
 
-ENGINES = ("auto", "low_rank", "compressed", "active_set")
+ENGINES = ("auto", "low_rank", "compressed", "active_set", "local")
 
 GROUP = 2**23  # numbers in the Gram matrices that are solved at once: 64 MB
 

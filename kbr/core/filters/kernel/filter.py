@@ -19,6 +19,7 @@ from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.held_out import measured, smoothing_measured
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.large import is_large, tuning_part
+from kbr.core.filters.kernel.local import MEDIUM
 from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.filters.kernel.saving import SavedFilter
 from kbr.core.filters.kernel.search import Choice, Progress, Space
@@ -27,6 +28,7 @@ from kbr.core.filters.kernel.storage import Compression, FittedData
 from kbr.core.filters.kernel.tuning import choose
 from kbr.core.filters.kernel.validation import VALIDATION_STEPS, validation_block
 from kbr.core.filters.lifting import best, lifted
+from kbr.core.filters.sequences import held_last, held_sequences
 from kbr.core.filters.training_data import TrainingData, training_data
 from kbr.core.inputs import ArrayLike, as_tensor
 from kbr.core.uncertainty.calibration import Calibration, next_horizon
@@ -119,6 +121,11 @@ class KernelBayesFilter(SavedFilter):
 
         In another search `space`, and with other `options` of `choose`, for callers that want that.
         """
+        if data.z.shape[-2] > MEDIUM and held_sequences(data.lengths):
+            order, lengths = held_last(data.lengths)
+            rows = torch.tensor(order, device=data.z.device)
+            x, z = (part.index_select(-2, rows) for part in (data.x, data.z))
+            data = replace(data, x=x, z=z, lengths=lengths)
         choice = self._choose(data, scored=space is not None, space=space, **options)
         return Fitted.build(self.settings, FittedData(**vars(data), choice=choice))
 

@@ -81,7 +81,8 @@ class Fitted:
         whether the filter is compressed.
         """
         scale_u = 1.0 if data.choice.scale_u is None else data.choice.scale_u
-        builder, large = Builder(settings, scale_u=scale_u), is_large(data.z.shape[-2])
+        builder = Builder(settings, scale_u=scale_u).floored(data.choice.floor)
+        large = is_large(data.z.shape[-2])
         exact = data if large else replace(data, x=data.x.to(torch.float64))
         builder = builder if large else builder.measured(exact)
         if bool(data.choice.eta.isnan().any()):

@@ -16,11 +16,17 @@ from kbr.core.filters.belief import KernelFilterResult
 from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.large import is_large
+from kbr.core.filters.kernel.local import Local
 from kbr.core.filters.kernel.run import Queries, run_filter, run_forecast, run_smoother
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.validation import MINIMUM_STEPS, leave_out, validation_block
+from kbr.core.filters.kernel.validation import (
+    MINIMUM_STEPS,
+    held_out_block,
+    leave_out,
+    validation_block,
+)
 from kbr.core.filters.lifting import windows
-from kbr.core.filters.sequences import Pair
+from kbr.core.filters.sequences import FEW, Pair, excerpts
 from kbr.core.uncertainty.calibration import (
     LONGEST,
     WAKING,
@@ -35,7 +41,9 @@ from kbr.core.units.scaling import Scaling
 BRIDGES = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0, 30.0)
 GAPS = (1, 2, 4, 8, 14, 20)  # lengths of the gaps that smoothing is tried on
 BETWEEN = 6  # observations between two of them
-STARTS = 50  # times in a block at which a filter is started anew
+MEASURED = 600  # steps of sequences that are held out as a whole
+SMOOTHED = 120  # steps that smoothing is measured on with the local engine
+STARTS = 50  # times in a block, or in a few pieces together, at which a filter is started anew
 
 Each = Float[Tensor, "*b"]
 Rows = dict[float, list[HeldOut]]  # inner moments and truths of each horizon
@@ -67,7 +75,13 @@ def smoothing_measured(fitted: Fitted) -> Fitted:
     # Held-out steps of more than one block: the first one was fit to be held out too.
     both = known is not None and max(known.counts) > len(validation_block(fitted.n))
     rows = [
-        smoother_rows(operators, choice.lam_transition, choice.lam, pairs, fitted.data.history)
+        smoother_rows(
+            operators,
+            choice.lam_transition,
+            choice.lam,
+            _fewer(operators, pairs),
+            fitted.data.history,
+        )
         for _, operators, pairs in _held_out(fitted, first_too=both)
     ]
     return fitted.changed(smoothing=calibrated_rows(fitted.units.z, rows)) if rows else fitted
@@ -77,12 +91,19 @@ def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Opera
     """The validation block, and one as long at the start, with operators of the other steps."""
     if fitted.data.landmarks is not None or fitted.n < MINIMUM_STEPS:
         return  # compressed, a filter no longer has the steps to hold out
-    data, last = fitted.data, validation_block(fitted.n)
-    large = is_large(fitted.n)
+    data, last = fitted.data, held_out_block(fitted.data.lengths)
+    whole = last != validation_block(fitted.n)  # sequences: more rows than a block, of all parts
+    large, first_too = is_large(fitted.n), first_too and not whole
     without = None if large else leave_out(Builder(fitted.settings), data, fitted.operators.update)
     for block in [last, range(len(last))] if first_too and not large else [last]:
         operators = fitted.operators if without is None else without(block)
-        yield block, operators, data.inside(block)
+        pairs = data.inside(block)
+        yield block, operators, excerpts(pairs, MEASURED) if whole else pairs
+
+
+def _fewer(operators: Operators, pairs: list[Pair]) -> list[Pair]:
+    """Part of the steps where each costs more: every one is smoothed in many patterns of gaps."""
+    return excerpts(pairs, SMOOTHED, 3) if isinstance(operators.update, Local) else pairs
 
 
 def filter_rows(
@@ -102,6 +123,8 @@ def filter_rows(
     def means(result: KernelFilterResult, x: Tensor) -> Tensor:
         return result.mean if correct is None else correct(operators, result, x)
 
+    pairs = list(pairs)
+    starts = STARTS if len(pairs) < FEW else max(STARTS // len(pairs), 5)
     for x, truth in pairs:
         query, steps = operators.observe(x), truth.shape[-2]
         result = _run(operators, query.unsqueeze(-3), lam)
@@ -114,8 +137,8 @@ def filter_rows(
         for h, moments in enumerate(forecasts, start=1):
             add(h, *operators.readout.mean_cov(moments[..., :-h, :]), truth[..., h:, :])
         if steps >= WAKING:
-            begun, exact = _again(_starts(x), history), _starts(truth)
-            query = _starts(query) if history == 1 else _observed(operators, begun)
+            begun, exact = _again(_starts(x, starts), history), _starts(truth, starts)
+            query = _starts(query, starts) if history == 1 else _observed(operators, begun)
             result = _run(operators, query, lam)
             mean = means(result, begun)
             for k in range(WAKING):
@@ -134,10 +157,10 @@ def calibrated_rows(scaling: Scaling, several: Sequence[Rows]) -> Calibration:
     return calibrate(joined, horizons)
 
 
-def _starts(rows: Float[Tensor, "*b t c"]) -> Float[Tensor, "*b s w c"]:
-    """The first rows of sequences begun at evenly spaced rows, STARTS of them at most."""
+def _starts(rows: Float[Tensor, "*b t c"], most: int) -> Float[Tensor, "*b s w c"]:
+    """The first rows of sequences begun at evenly spaced rows, `most` of them."""
     every = rows.unfold(-2, WAKING, 1).movedim(-1, -2)
-    return every[..., :: math.ceil(every.shape[-3] / STARTS), :, :]
+    return every[..., :: math.ceil(every.shape[-3] / most), :, :]
 
 
 def _again(x: Float[Tensor, "*b t c"], history: int) -> Float[Tensor, "*b t c"]:

@@ -21,6 +21,7 @@ from kbr.core.linalg import ridge_cholesky
 from kbr.core.rules import Rule
 from kbr.core.tables import at_rows, blocks, sum_rows
 
+SCORED = 2000  # steps that a ridge is scored on at most, evenly spaced
 PredictedRatio = Callable[[State, Callable[[], Weights]], Weights]
 
 
@@ -232,6 +233,9 @@ def leave_one_out_score(
     spectrum, basis = torch.linalg.eigh(before.mT @ before)
     coords = before @ basis
     cross = coords.mT @ rotated
+    if k > SCORED:
+        rows = torch.linspace(0, k - 1, SCORED, device=phi.device).round().long()
+        coords, rotated = (part.index_select(-2, rows) for part in (coords, rotated))
 
     def score(eta: float | Tensor) -> Tensor:
         shrunk = coords / (spectrum.clamp_min(0) + k * eta).unsqueeze(-2)

@@ -14,6 +14,7 @@ no part in later rows.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,7 +26,7 @@ Each = Float[Tensor, "m"]  # a number for each data set
 Lams = Float[Tensor, "m l"]
 Row = Callable[[Lams], Float[Tensor, "m w l"]]  # errors at lam, for every width
 RowOf = Callable[..., Row]  # of some data sets, at a scale, and at one of the controls
-Progress = Callable[[Iterable["Trial"]], Iterable["Trial"]]
+Progress = Callable[[Iterable[Any]], Iterable[Any]]  # shows the trials it passes on
 
 START = (2.0, 1.0, 4.0)  # bandwidths of x where the search begins, in medians
 SCALE_BOUNDS = (2.0**-6, 2.0**5)  # a kernel that tells all points apart; one that is a line
@@ -99,6 +100,7 @@ class Choice:
     eta: PerDataSet
     lam_transition: PerDataSet
     val_mse: PerDataSet
+    floor: PerDataSet  # of the ratio; NaN: the rule's own
     edges: tuple[Edge, ...] = ()
     scale_u: PerDataSet | None = None  # of the controls' bandwidth, where there are any
 

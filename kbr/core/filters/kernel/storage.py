@@ -99,8 +99,9 @@ def unpack(content: object) -> FittedData:
         lengths, shape = _counts(content["lengths"]), tuple(_counts(content["shape"]))
         controls = int(content.get("controls", 0))
         names = (*CHOICES, "scale_u") if controls else CHOICES
-        choice = {name: _numbers(content["choice"][name], finite=False) for name in names}
-        batch = z.shape[:-2]
+        batch, known = z.shape[:-2], content["choice"]
+        known = {"floor": z.new_full(batch, torch.nan), **known}  # files of before have none
+        choice = {name: _numbers(known[name], finite=False) for name in names}
         assert z.ndim >= 2
         assert controls >= 0
         assert x.shape == (*z.shape[:-1], math.prod(shape) + controls)

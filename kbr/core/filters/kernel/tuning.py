@@ -4,14 +4,17 @@ For every bandwidth scale, eta is chosen by leave-one-out and a few lams are fil
 Ref: Xu et al. 2022, section 5.2 (the last 200 steps of the training sequence as validation set).
 """
 
+import math
 from dataclasses import replace
 
 import torch
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.building import Builder
+from kbr.core.filters.kernel.climb import Cell, climb
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.search import (
+    SCALE_BOUNDS,
     Choice,
     Edge,
     Progress,
@@ -20,8 +23,17 @@ from kbr.core.filters.kernel.search import (
     search,
     search_controls,
 )
-from kbr.core.filters.kernel.validation import errors_on, even_blocks, validation_block
+from kbr.core.filters.kernel.settings import WIDTHS, is_free
+from kbr.core.filters.kernel.validation import (
+    cell_errors,
+    errors_on,
+    even_blocks,
+    held_out_block,
+    validation_block,
+)
 from kbr.core.filters.sequences import Sequences
+from kbr.core.kernels import Kernel
+from kbr.core.rules import ImportanceWeightedRule
 
 
 def choose(
@@ -40,6 +52,8 @@ def choose(
     """
     z, widths = data.z, builder.settings.tried_widths
     batch, coordinates = z.shape[:-2], data.observed.shape[-1]
+    if space is None and folds == 1 and _climbs(builder, data):
+        return _climbed(builder, data, progress)
     space = builder.settings.space(coordinates, builder.least_lam) if space is None else space
     none = z.new_full(batch, torch.nan)
     scale_u = None
@@ -67,9 +81,45 @@ def choose(
         eta=none,
         lam_transition=none,
         val_mse=error,
+        floor=none,
         edges=edges,
         scale_u=scale_u,
     )
+
+
+def _climbs(builder: Builder, data: Sequences) -> bool:
+    """Whether x has a high rank at any bandwidth, so that trials are few and single.
+
+    Values that the user lists are tried as they are.
+    """
+    settings, rule = builder.settings, builder.rule
+    listed = settings.scales is not None or settings.lams is not None or settings.widths != WIDTHS
+    free = is_free(rule.kernel_x) and is_free(rule.kernel_z) and not listed
+    plain = isinstance(rule, ImportanceWeightedRule) and data.z.ndim == 2
+    kernel = rule.kernel_x
+    return free and plain and isinstance(kernel, Kernel) and builder.is_local(kernel, data.observed)
+
+
+def _climbed(builder: Builder, data: Sequences, progress: Progress | None) -> Choice:
+    """The choice for one data set of many points; a lam or floor of the rule's own stays."""
+    rule, z, start = builder.rule, data.z, Cell()
+    assert isinstance(rule, ImportanceWeightedRule)
+    bounds = builder.settings.space(data.observed.shape[-1], builder.least_lam).lam_bounds
+    fixed = {} if rule.lam is None else {"lam": float(rule.lam)}
+    fixed |= {"floor": float(rule.floor)} if rule.floor else {}
+    free = [name for name in ("lam", "scale_x", "floor", "scale_z") if name not in fixed]
+    score = cell_errors(builder, data, held_out_block(data.lengths))
+    best, error = climb(score, replace(start, **fixed), free, bounds or (0.0, 0.0), progress)
+    if not math.isfinite(error):
+        raise KbrError("no setting that was tried gave finite errors: raise lam or scales.")
+    none = torch.nan
+    values = {**vars(best), "eta": none, "lam_transition": none, "val_mse": error}
+    tensors = {name: z.new_tensor(value) for name, value in values.items()}
+    edges = edges_of("lam", tensors["lam"], (), bounds) if bounds else ()
+    for name in ("scale_x", "scale_z"):
+        edges += edges_of("scale", tensors[name], (), SCALE_BOUNDS)
+    scale_u = torch.ones_like(tensors["lam"]) if data.controls else None
+    return Choice(**tensors, edges=edges, scale_u=scale_u)
 
 
 def with_ridges(choice: Choice, builder: Builder, data: Sequences) -> Choice:

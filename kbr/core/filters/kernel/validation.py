@@ -3,24 +3,41 @@
 Tuning, refining, the correction of means and calibration all measure errors this way.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from kbr.core.errors import KbrError
+from kbr.core.features import Features
 from kbr.core.filters.kernel.building import TOLERANCE, Builder, Scale
+from kbr.core.filters.kernel.climb import Cell, Score
 from kbr.core.filters.kernel.engine import ActiveSet, Compressed, LowRank, Update
+from kbr.core.filters.kernel.lift import Lift
+from kbr.core.filters.kernel.local import MEDIUM, Local
 from kbr.core.filters.kernel.run import run_filter
 from kbr.core.filters.kernel.search import Row, RowOf
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import FittedData
 from kbr.core.filters.result import mean_squared_error
-from kbr.core.filters.sequences import Pair, Sequences, lengths_outside, outside, pieces_inside
+from kbr.core.filters.sequences import (
+    Pair,
+    Sequences,
+    excerpts,
+    held_sequences,
+    lengths_outside,
+    outside,
+    pieces_inside,
+)
 
 VALIDATION_STEPS = 200
+USED = 0.98  # share of the observations that must be evidence
+TUNED_STEPS = 300  # of whole sequences, in pieces
 MINIMUM_STEPS = 6
 FOLDS = 3
 
@@ -38,6 +55,16 @@ def validation_start(n: int) -> int:
 def validation_block(n: int) -> range:
     """The end of the training sequence, which settings are chosen for."""
     return range(validation_start(n), n)
+
+
+def held_out_block(lengths: Sequence[int]) -> range:
+    """What many rows are tuned and calibrated on: whole sequences at the end, if there are enough.
+
+    A piece of a sequence is too easy where the rest of it is known: neighbouring rows are alike.
+    """
+    n, count = sum(lengths), held_sequences(lengths)
+    rows = sum(lengths[len(lengths) - count :])
+    return range(n - rows, n) if n > MEDIUM and 0 < rows <= n // 3 else validation_block(n)
 
 
 def even_blocks(n: int, count: int = FOLDS) -> list[range]:
@@ -122,6 +149,40 @@ def block_errors(builder: Builder, rest: Sequences, held_out: Sequence[Pair], sc
     return errors
 
 
+def cell_errors(builder: Builder, data: Sequences, block: range) -> Score:
+    """The mean squared error on the block, of one setting at a time.
+
+    A setting that finds no evidence in many observations follows its dynamics alone, which may do
+    well where they are regular and fails where they are not: its error is infinite. Factors are
+    kept for the next setting, only the last ones: of many points they are large.
+    """
+    rest, held_out = data.outside(block), excerpts(data.inside(block), TUNED_STEPS)
+    builder, kept = builder.measured(rest), rest.z.shape[-1] - rest.rates
+
+    @lru_cache(maxsize=1)
+    def latents(scale: float) -> tuple[Features, Lift | None, dict[str, Any]]:
+        return builder.ridged_latents(rest, scale)
+
+    @lru_cache(maxsize=1)
+    def update(scale: float, lam: float) -> Update:
+        return builder.update(rest.observed, scale, TOLERANCE, lam=lam, rough=True)
+
+    def score(cell: Cell) -> float:
+        features, lift, ridges = latents(cell.scale_z)
+        floored = builder.floored(rest.z.new_tensor(cell.floor))
+        now = update(cell.scale_x, cell.lam)
+        operators = floored.operators(now, features, rest.z, rest.lengths, lift=lift, **ridges)
+        lam, total, used = rest.z.new_tensor([cell.lam]), 0.0, 0.0
+        for x, truth in held_out:
+            result = run_filter(operators, operators.observe(x).unsqueeze(-3), lam)
+            total += float((result.mean.squeeze(-3) - truth)[..., :kept].square().sum())
+            used += float(result.evidence.sum())
+        steps = sum(z.shape[-2] for _, z in held_out)
+        return total / steps if used >= USED * steps else math.inf
+
+    return score
+
+
 def leave_out(builder: Builder, data: FittedData, own: Update) -> Callable[[range], Operators]:
     """Operators of all steps but a block's, with the filter's own hyper-parameters.
 
@@ -130,7 +191,7 @@ def leave_out(builder: Builder, data: FittedData, own: Update) -> Callable[[rang
     filter's `own` update is kept where the kernel has full rank.
     """
     choice, x = data.choice, data.observed.double()
-    builder = builder.measured(replace(data, x=data.x.double()))
+    builder = builder.measured(replace(data, x=data.x.double())).floored(choice.floor)
     latents = builder.latents(data.z, choice.scale_z, TOLERANCE)
 
     def rough(rows: Tensor) -> Update:
@@ -138,7 +199,7 @@ def leave_out(builder: Builder, data: FittedData, own: Update) -> Callable[[rang
         return builder.update(rows, choice.scale_x, TOLERANCE, lam=lam, rough=True)
 
     is_named = isinstance(builder.settings.engine, str)
-    update = rough(x) if is_named and not isinstance(own, ActiveSet) else own
+    update = rough(x) if is_named and not isinstance(own, ActiveSet | Local) else own
 
     def operators(block: range) -> Operators:
         rest = data_outside(data, block)
@@ -159,6 +220,8 @@ def _outside(update: Update, block: range) -> Update:
     if isinstance(update, ActiveSet):
         gram = outside(outside(update.gram, block), block, -1)
         return replace(update, points=outside(update.points, block), gram=gram)
+    if isinstance(update, Local):
+        return replace(update, points=outside(update.points, block))
     assert isinstance(update, LowRank)
     features = replace(update.features, train=outside(update.features.train, block))
     if isinstance(update, Compressed):

@@ -1,0 +1,174 @@
+"""Many points with kernels of a high rank: steps on the points that matter to them."""
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from kbr import ImportanceWeightedRule, KernelBayesFilter, load_filter
+from kbr.core.datasets.dynamics import Rotation
+from kbr.core.filters.kernel.climb import FLOORS, Cell, climb
+from kbr.core.filters.kernel.local import Cells, LocalOperators, thinned
+from kbr.core.filters.sequences import excerpts, held_last
+
+
+def wide(n_train, n_test, seed, columns=20):
+    """The rotation task seen by many sensors that each turn it into something curved."""
+    data = Rotation().generate(n_train=n_train, n_test=n_test, seed=seed)
+    generator = torch.Generator().manual_seed(7)
+    mix = torch.randn(2, columns, generator=generator, dtype=torch.float64)
+    noise = torch.Generator().manual_seed(seed + 1)
+
+    def seen(x):
+        x = torch.as_tensor(x, dtype=torch.float64)
+        made = torch.tanh(1.5 * x @ mix)
+        return made + 0.3 * torch.randn(made.shape, generator=noise, dtype=torch.float64)
+
+    return seen(data.x_train), data.z_train, seen(data.x_test), data.z_test
+
+
+def spread_of(result):
+    return result.raw_cov.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    x, z, x_test, z_test = wide(4200, 120, seed=0, columns=10)
+    rule = ImportanceWeightedRule(lam=1e-2, floor=0.1)
+    filt = KernelBayesFilter(rule=rule, scales=(0.25,), widths=(4.0,)).fit(x, z)
+    return filt, x_test, z_test
+
+
+def test_many_points_of_a_high_rank_are_filtered_locally(fitted):
+    filt, x, z = fitted
+    assert isinstance(filt.operators, LocalOperators)
+    assert "engine=local" in repr(filt)
+    assert any("each step on at most 952 of 4,200 points" in n for n in filt.operators.notes)
+    result = filt.filter(x)
+    assert float((result.mean - torch.as_tensor(z)).square().sum(-1).mean()) < 0.1
+    assert result.evidence.double().mean() > 0.95
+
+
+def test_it_answers_like_the_dense_filter():
+    """Within a hundredth of the posterior's standard deviation, of all points with a ratio."""
+    x, z, x_test, _ = wide(2000, 40, seed=1)
+    rule = ImportanceWeightedRule(lam=1e-2, floor=0.1)
+    settings = {"rule": rule, "scales": (0.25,), "widths": (4.0,), "eta": 1e-4}
+    dense, local = (
+        KernelBayesFilter(engine=name, **settings).fit(x, z).filter(x_test)
+        for name in ("active_set", "local")
+    )
+    away = (dense.mean - local.mean).norm(dim=-1) / spread_of(dense)
+    assert float(away[1:].max()) < 0.01
+
+
+def test_steps_files_and_copies_agree(fitted, tmp_path):
+    filt, x, _ = fitted
+    x = x[:25].clone()
+    x[7] = torch.nan
+    expected = filt.filter(x)
+    belief = filt.init()
+    for t, row in enumerate(x):
+        belief = filt.step(belief, row)
+        torch.testing.assert_close(belief.mean, expected.mean[t], rtol=1e-9, atol=1e-9)
+    assert not expected.evidence[7]
+    filt.save(tmp_path / "local.ckpt")
+    for same in (load_filter(tmp_path / "local.ckpt"), copy.deepcopy(filt)):
+        again = same.filter(x)
+        torch.testing.assert_close(again.mean, expected.mean, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(again.cov, expected.cov, rtol=1e-6, atol=1e-9)
+    assert filt.forecast(belief, 5).mean.isfinite().all()
+    assert filt.smooth(x).mean.isfinite().all()
+
+
+def test_sequences_side_by_side_are_those_one_by_one(fitted):
+    filt, x, _ = fitted
+    several = torch.stack([x[:12], x[12:24], x[24:36]])
+    together = filt.filter(several).mean
+    for k, one in enumerate(several):
+        torch.testing.assert_close(together[k], filt.filter(one).mean, rtol=1e-6, atol=1e-7)
+
+
+def test_the_default_chooses_it_and_finds_its_settings():
+    """Whole sequences are held out; the choice and what it cost are there to read."""
+    x, z, x_test, z_test = wide(2600, 150, seed=2, columns=12)
+    cut = [slice(k * 520, (k + 1) * 520) for k in range(5)]
+    filt = KernelBayesFilter().fit([x[some] for some in cut], [z[some] for some in cut])
+    assert "engine=local" in repr(filt)
+    assert float(filt.choice.floor) in FLOORS
+    assert float(filt.choice.val_mse) > 0
+    result = filt.filter(x_test)
+    assert float((result.mean - torch.as_tensor(z_test)).square().sum(-1).mean()) < 0.08
+    held = filt.credible_region(result, level=0.9).contains(torch.as_tensor(z_test))
+    assert 0.8 < float(held.double().mean()) < 0.99
+
+
+@pytest.mark.parametrize("count", [5, 64, 65, 1000])
+def test_thinning_keeps_the_mass_and_the_first_half(count):
+    size = min(64, count)
+    places, mass = thinned(torch.tensor([count]), size)
+    assert places.shape == mass.shape == (1, size)
+    assert float(mass.sum()) == pytest.approx(count)
+    assert places[0, : size // 2].tolist() == list(range(size // 2))
+    assert bool((places.diff() > 0).all())
+    assert int(places.max()) < count
+
+
+def test_every_latent_is_in_one_cell():
+    z = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    cells = Cells.of(z)
+    assert sorted(set(cells.rows.flatten().tolist())) == list(range(1000))
+    radius = (z[cells.rows] - cells.centres.unsqueeze(1)).norm(dim=-1).mean()
+    assert float(radius) < 0.5 * float((z - z.mean(0)).norm(dim=-1).mean())
+
+
+def test_a_floor_leaves_out_small_ratios():
+    ratio = torch.tensor([[4.0, 0.5, 0.3, -1.0]], dtype=torch.float64)
+    plain, floored = ImportanceWeightedRule(), ImportanceWeightedRule(floor=0.1)
+    assert plain.effective_ratio(ratio)[0, 2] > 0
+    expected = torch.tensor([[4.0, 0.5, 0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(floored.effective_ratio(ratio), expected / expected.mean())
+
+
+def test_whole_sequences_are_held_out_from_all_over():
+    order, lengths = held_last([10, 20, 30, 40, 50, 60, 70, 80])
+    assert sorted(order) == list(range(360))
+    assert sum(lengths) == 360
+    assert lengths[-1] != 80  # not the end of the recording alone
+    z = torch.arange(100.0).unsqueeze(-1)
+    pieces = excerpts([(z, z), (z + 1000, z + 1000)], 60)
+    assert sum(len(part) for _, part in pieces) == 60
+    assert pieces[0][1][0] == 0
+    assert pieces[-1][1][-1] == 1099
+    assert excerpts([(z, z)], 100)[0][1] is z
+
+
+def test_a_climb_finds_a_single_minimum_and_stays_in_bounds():
+    target = Cell(scale_z=0.5, scale_x=1.0, lam=1e-1, floor=0.03)
+
+    def score(cell):
+        parts = [abs(FLOORS.index(cell.floor) - FLOORS.index(target.floor))]
+        for name, base in (("scale_z", 2), ("scale_x", 2), ("lam", 10)):
+            ratio = getattr(cell, name) / getattr(target, name)
+            parts.append(abs(torch.tensor(ratio).log().item()) / torch.tensor(base).log().item())
+        return 1.0 + sum(parts)
+
+    names = ("lam", "scale_x", "floor", "scale_z")
+    best, error = climb(score, Cell(), names, (1e-8, 1.0))
+    assert best == target
+    assert error == pytest.approx(1.0)
+    best, _ = climb(lambda cell: -cell.lam, Cell(), ("lam",), (1e-5, 1e-2))
+    assert best.lam <= 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("KBR_TEST_DATA" not in os.environ, reason="KBR_TEST_DATA is not set")
+def test_a_phone_in_a_canteen():
+    """30 columns, 11,306 rows: positions to a third of a metre, and regions that hold."""
+    from benchmarks.local import canteen
+
+    figures = canteen(Path(os.environ["KBR_TEST_DATA"]) / "real" / "rtt_canteen")
+    assert figures["mse"] < 0.22
+    assert 0.85 < figures["coverage"] < 0.95
