@@ -20,7 +20,14 @@ from kbr.core.features import (
 from kbr.core.filters.kernel.engine import ActiveSet, LowRank, Update, compress
 from kbr.core.filters.kernel.known_transition import KnownOperators, TransitionRatio
 from kbr.core.filters.kernel.lift import Lift
-from kbr.core.filters.kernel.local import CELLS, MEDIUM, Local, LocalOperators, is_high_rank
+from kbr.core.filters.kernel.local import (
+    CELLS,
+    MEDIUM,
+    Local,
+    LocalOperators,
+    is_high_rank,
+    local_note,
+)
 from kbr.core.filters.kernel.operators import (
     dense_operators,
     leave_one_out_score,
@@ -225,7 +232,7 @@ class Builder:
                 f"features of z cut at {rank}; pass kernel_z=PivotedCholesky(max_rank=...)"
             )
         if isinstance(update, Local):
-            notes.append(f"each step on at most {update.limit} of {n:,} points, near x and z")
+            notes.append(local_note(n))
         operators = dense_operators(
             self.rule, update, latents, z, lengths, notes=tuple(notes), **parts
         )

@@ -93,7 +93,9 @@ def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Opera
         return  # compressed, a filter no longer has the steps to hold out
     data, last = fitted.data, held_out_block(fitted.data.lengths)
     whole = last != validation_block(fitted.n)  # sequences: more rows than a block, of all parts
-    large, first_too = is_large(fitted.n), first_too and not whole
+    # Locally the point itself would be found, so there its block is always left out.
+    large = is_large(fitted.n) and not isinstance(fitted.operators.update, Local)
+    first_too = first_too and not whole
     without = None if large else leave_out(Builder(fitted.settings), data, fitted.operators.update)
     for block in [last, range(len(last))] if first_too and not large else [last]:
         operators = fitted.operators if without is None else without(block)

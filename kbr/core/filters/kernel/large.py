@@ -9,6 +9,7 @@ alone, which choose as well.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -16,10 +17,12 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap, Features, PivotedCholesky, pivot_triangle, take_rows
+from kbr.core.filters.kernel.building import LATENT_RANK as LOCAL_RANK
 from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.engine import Compressed, LowRank, Update, square_pivots
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.lift import RANK, lift_tolerance
+from kbr.core.filters.kernel.local import Local, LocalOperators, local_note
 from kbr.core.filters.kernel.operators import LatentSums, LearnedOperators, learned_operators
 from kbr.core.filters.sequences import Sequences, lengths_outside
 from kbr.core.io.memory import check_memory
@@ -91,12 +94,17 @@ def large_operators(
     ridge = float(torch.minimum(eta, lam_transition).min())
     map_z = builder.latent_map(scales[1], min(max(0.1 * ridge, 1e-9), 1e-6))
     map_x = builder.observation_map(scales[0], min(max(1e-3 * lam**2, 1e-10), 1e-7))
-    latents, note_z = _pivots(map_z, z, limit=LATENT_RANK, name="z")
-    observed, note_x = _pivots(map_x, x, limit=OBSERVATION_RANK, name="x")
-    mixer = _mixer(engine, observed, lam)
-    columns = latents.train.shape[-1] + observed.train.shape[-1]
-    columns += 0 if mixer is None else mixer[0].shape[-2]
-    columns += RANK if data.controls else 0
+    local = isinstance(map_x, PivotedCholesky) and builder.is_local(map_x.kernel, x)
+    limit = LOCAL_RANK if local else LATENT_RANK
+    latents, note_z = _pivots(map_z, z, limit=limit, name="z")
+    columns = latents.train.shape[-1] + (RANK if data.controls else 0)
+    if local:
+        note_x, make = local_note(n), partial(_local, map_x, x)
+    else:
+        observed, note_x = _pivots(map_x, x, limit=OBSERVATION_RANK, name="x")
+        mixer = _mixer(engine, observed, lam)
+        columns += observed.train.shape[-1] + (0 if mixer is None else mixer[0].shape[-2])
+        make = partial(_update, observed, mixer, x)
     trials = math.prod(batch)
     check_memory(
         trials * n * _row_bytes(columns),
@@ -108,7 +116,7 @@ def large_operators(
     lift = builder.lift(phi, data, lift_tolerance(ridge))
     operators = learned_operators(
         builder.rule,
-        _update(observed, mixer, x),
+        make(),
         z,
         phi,
         sums,
@@ -118,7 +126,12 @@ def large_operators(
         notes=tuple(note for note in (note_x, note_z) if note),
         lift=lift,
     )
-    return operators, latents.function
+    cells = local and z.ndim == 2
+    return LocalOperators.of(operators, latents) if cells else operators, latents.function
+
+
+def _local(chosen: PivotedCholesky, x: Tensor) -> Update:
+    return Local(chosen.kernel.fit(x), x.to(torch.float64))
 
 
 def _pivots(

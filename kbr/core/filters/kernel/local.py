@@ -57,8 +57,7 @@ class Local:
     name: ClassVar[str] = "local"
 
     def __post_init__(self) -> None:
-        limit = min(max(BUDGET // self.points.shape[-2], LEAST), MOST)
-        object.__setattr__(self, "limit", self.limit or limit)
+        object.__setattr__(self, "limit", self.limit or points_of(self.points.shape[-2]))
 
     def observe(self, x: Points) -> Coordinates:
         return x
@@ -176,6 +175,15 @@ class LocalOperators(LearnedOperators):
         if 4 * len(rows) > self.n:
             return super().coordinates(weights)
         return sum_rows(weights.index_select(-1, rows), self.phi.index_select(0, rows))
+
+
+def points_of(n: int) -> int:
+    """How many of n points a step is taken on at most."""
+    return min(max(BUDGET // n, LEAST), MOST)
+
+
+def local_note(n: int) -> str:
+    return f"each step on at most {points_of(n)} of {n:,} points, near x and z"
 
 
 def is_high_rank(kernel: Kernel, x: Float[Tensor, "*b n dx"]) -> bool:
