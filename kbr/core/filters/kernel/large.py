@@ -26,6 +26,7 @@ from kbr.core.filters.kernel.local import Local, LocalOperators, local_note
 from kbr.core.filters.kernel.operators import LatentSums, LearnedOperators, learned_operators
 from kbr.core.filters.sequences import Sequences, lengths_outside
 from kbr.core.io.memory import check_memory
+from kbr.core.kernels import Kernel
 from kbr.core.tables import blocks
 
 Mixing = Callable[[Tensor], Tensor]
@@ -94,12 +95,13 @@ def large_operators(
     ridge = float(torch.minimum(eta, lam_transition).min())
     map_z = builder.latent_map(scales[1], min(max(0.1 * ridge, 1e-9), 1e-6))
     map_x = builder.observation_map(scales[0], min(max(1e-3 * lam**2, 1e-10), 1e-7))
-    local = isinstance(map_x, PivotedCholesky) and builder.is_local(map_x.kernel, x)
+    kernel = map_x.kernel if isinstance(map_x, PivotedCholesky) else None
+    local = kernel is not None and builder.is_local(kernel, x)
     limit = LOCAL_RANK if local else LATENT_RANK
     latents, note_z = _pivots(map_z, z, limit=limit, name="z")
     columns = latents.train.shape[-1] + (RANK if data.controls else 0)
-    if local:
-        note_x, make = local_note(n), partial(_local, map_x, x)
+    if kernel is not None and local:
+        note_x, make = local_note(n), partial(_local, kernel, x)
     else:
         observed, note_x = _pivots(map_x, x, limit=OBSERVATION_RANK, name="x")
         mixer = _mixer(engine, observed, lam)
@@ -130,8 +132,8 @@ def large_operators(
     return LocalOperators.of(operators, latents) if cells else operators, latents.function
 
 
-def _local(chosen: PivotedCholesky, x: Tensor) -> Update:
-    return Local(chosen.kernel.fit(x), x.to(torch.float64))
+def _local(kernel: Kernel, x: Tensor) -> Update:
+    return Local(kernel.fit(x), x.to(torch.float64))
 
 
 def _pivots(
