@@ -225,7 +225,7 @@ def test_a_misspelt_key_is_one_line_that_names_the_right_one(file):
         ("~data.n_train", r"data.n_train is missing: set a whole number of at least 1"),
         ("~logger", r"logger is missing: choose one, logger=<name>"),
         ("hydra.job.chdir=abc", r"hydra.job.chdir: Value 'abc' is not a valid bool"),
-        ("model=iw model.engine=fast", r"model.engine must be auto, .* or active_set; got 'fast'"),
+        ("model=iw model.engine=fast", r"model.engine must be auto, .* or local; got 'fast'"),
         ("model=iw model.scales=1", r"model.scales must be a list .* above 0 each or null; got 1"),
         ("data=gaussian model=iw model.lam=0", r"model.lam must be .* above 0 or null; got 0"),
         (

@@ -79,7 +79,7 @@ def test_tuning_and_calibration_build_it_for_the_steps_that_are_left(data):
 
 
 def test_what_is_no_engine_is_refused(data, monkeypatch):
-    with pytest.raises(KbrError, match=r"active_set, or an object with the method build.*'fast'"):
+    with pytest.raises(KbrError, match=r"local, or an object with the method build.*'fast'"):
         KernelBayesFilter(engine="fast")
     monkeypatch.setattr(large, "LARGE", 50)
     filt = KernelBayesFilter(engine=WholeGram(), eta=1e-3, scales=(1.0,), lams=(1e-2,))

@@ -22,6 +22,7 @@ from kbr.core.filters.kernel.known_transition import KnownOperators, TransitionR
 from kbr.core.filters.kernel.lift import Lift
 from kbr.core.filters.kernel.local import (
     CELLS,
+    LEAST,
     MEDIUM,
     Local,
     LocalOperators,
@@ -148,7 +149,8 @@ class Builder:
             if engine == "active_set":
                 return _active_set(chosen.kernel, x)
             if self.is_local(chosen.kernel, x):
-                return Local(chosen.kernel.fit(x), x.to(torch.float64))
+                few = LEAST if rough else None
+                return Local(chosen.kernel.fit(x), x.to(torch.float64), few)
             if engine == "auto" and (rough or self.rule.SPARSE):
                 # No more columns than tell that there are too many: another form is at hand.
                 chosen = replace(chosen, max_rank=limit + 1)

@@ -42,7 +42,7 @@ BRIDGES = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0, 30.0)
 GAPS = (1, 2, 4, 8, 14, 20)  # lengths of the gaps that smoothing is tried on
 BETWEEN = 6  # observations between two of them
 MEASURED = 600  # steps of sequences that are held out as a whole
-SMOOTHED = 120  # steps that smoothing is measured on with the local engine
+SMOOTHED = 60  # steps that smoothing is measured on with the local engine
 STARTS = 50  # times in a block, or in a few pieces together, at which a filter is started anew
 
 Each = Float[Tensor, "*b"]

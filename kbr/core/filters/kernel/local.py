@@ -39,8 +39,7 @@ LEAST, MOST = (
 )  # points of a solve; where the ratio singles out none, as at the start, MOST
 CELLS = 4096  # points above which cells of latents are looked at first
 CELL = 16  # latents in a cell
-FAR = 0.2  # of the floor: cells with less in their middle are left out
-TOGETHER = 8  # sequences above which one product with all points costs less
+FAR = 0.1  # of the floor: cells with less in their middle are left out
 GROUP = (
     2**20
 )  # numbers in the Gram matrices that are solved at once: 8 MB, as they are new each time
@@ -79,7 +78,7 @@ class Local:
         score = ratio.abs() * near
         flat, near, score = (rows.reshape(-1, n) for rows in (ratio, near, score))
         counts = (score > SHARE * score.amax(-1, keepdim=True)).sum(-1).clamp_min(1)
-        even = flat.amax(-1) < 2 * flat.mean(-1)
+        even = flat.amax(-1) < 2 * flat.sum(-1) / total
         sizes = counts.minimum(torch.where(even, max(BUDGET // total, MOST), self.limit or MOST))
         lams = lam.expand(ratio.shape[:-1]).reshape(-1)
         points = self.points.reshape(-1, *self.points.shape[-2:])
@@ -87,7 +86,7 @@ class Local:
         order, weights = sizes.argsort(), torch.zeros_like(flat)
         for some in torch.split(order, max(1, GROUP // int(sizes.max()) ** 2)):
             best = score[some].topk(int(counts[some].max()), -1).indices
-            places, mass = thinned(counts[some], int(sizes[some[-1]]))
+            places, mass = thinned(counts[some], sizes[some])
             index = best.gather(-1, places)
             chosen = points[owner[some].unsqueeze(-1), index]
             cross = near[some].gather(-1, index).unsqueeze(-1)
@@ -99,26 +98,23 @@ class Local:
 
 
 def thinned(
-    counts: Int[Tensor, "g"], size: int
-) -> tuple[Int[Tensor, "g size"], Float[Tensor, "g size"]]:
-    """Places among so many points in order, `size` of them, with the mass that each stands for.
+    counts: Int[Tensor, "g"], sizes: Int[Tensor, "g"]
+) -> tuple[Int[Tensor, "g width"], Float[Tensor, "g width"]]:
+    """Places among so many points in order, `sizes` of them, with the mass that each stands for.
 
     The first half are taken one by one. The places after them are evenly spaced, each with the mass
-    of those up to the next, so that sums over all points keep their size.
+    of those up to the next, so that sums over all points keep their size. Rows are filled up to the
+    largest size with places of no mass.
     """
+    every = torch.arange(int(sizes.max()), device=counts.device)
+    count, size = counts.unsqueeze(-1), sizes.unsqueeze(-1)
     half = size // 2
-    step = ((counts - half) / max(size - half, 1)).unsqueeze(-1)
-    first, rest = torch.arange(half, device=counts.device), counts.new_tensor(range(size - half))
-    later = (half + (rest + 0.5) * step).long()
-    places = torch.cat([first.expand(len(counts), -1), later], -1)
-    mass = torch.cat(
-        [
-            torch.ones_like(first, dtype=step.dtype).expand(len(counts), -1),
-            step.expand(later.shape),
-        ],
-        -1,
-    )
-    return places.clamp_max(counts.max() - 1), mass.to(torch.float64)
+    step = (count - half) / (size - half)
+    first = every < half
+    later = (half + (every - half + 0.5) * step).long()
+    places = torch.where(first, every, later).minimum(count - 1)
+    mass = torch.where(first, 1.0, step) * (every < size)
+    return places, mass.to(torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,16 +155,16 @@ class LocalOperators(LearnedOperators):
     def ratio(self, m: State, weights: Callable[[], Weights] | None = None) -> Weights:
         """As with all points, but zero in cells whose ratio is far below the rule's floor."""
         floor = float(getattr(self.rule, "floor", 0.0))
-        if self.own is not None or not floor or m.shape[-2] > TOGETHER:
+        if self.own is not None or not floor:
             return super().ratio(m, weights)
         solved = torch.cholesky_solve(m.mT, self.marginal).mT
         at = at_rows(solved, self.near)
-        kept = (at > FAR * floor * at.amax(-1, keepdim=True)).any(-2)
-        if 4 * int(kept.sum()) > len(kept):
-            return at_rows(solved, self.phi)
-        rows = self.cells.rows[kept].flatten()
-        ratio = solved.new_zeros(*solved.shape[:-1], self.n)
-        return ratio.index_copy(-1, rows, at_rows(solved, self.phi.index_select(0, rows)))
+        close = at > FAR * floor * at.amax(-1, keepdim=True)
+        kept = close.any(-2)
+        cells = self.cells.rows[kept]
+        rows, own = cells.flatten(), close[:, kept].repeat_interleave(cells.shape[-1], -1)
+        ratio = at_rows(solved, self.phi.index_select(0, rows)) * own
+        return torch.zeros_like(solved[:, :1]).expand(-1, self.n).index_copy(-1, rows, ratio)
 
     def coordinates(self, weights: Weights) -> State:
         rows = weights.flatten(0, -2).any(0).nonzero().squeeze(-1)

@@ -19,7 +19,7 @@ from kbr.core.filters.kernel.building import TOLERANCE, Builder, Scale
 from kbr.core.filters.kernel.climb import Cell, Score
 from kbr.core.filters.kernel.engine import ActiveSet, Compressed, LowRank, Update
 from kbr.core.filters.kernel.lift import Lift
-from kbr.core.filters.kernel.local import MEDIUM, Local
+from kbr.core.filters.kernel.local import LEAST, MEDIUM, Local
 from kbr.core.filters.kernel.run import run_filter
 from kbr.core.filters.kernel.search import Row, RowOf
 from kbr.core.filters.kernel.step import Operators
@@ -221,7 +221,7 @@ def _outside(update: Update, block: range) -> Update:
         gram = outside(outside(update.gram, block), block, -1)
         return replace(update, points=outside(update.points, block), gram=gram)
     if isinstance(update, Local):
-        return replace(update, points=outside(update.points, block))
+        return replace(update, points=outside(update.points, block), limit=LEAST)
     assert isinstance(update, LowRank)
     features = replace(update.features, train=outside(update.features.train, block))
     if isinstance(update, Compressed):
