@@ -40,9 +40,7 @@ LEAST, MOST = (
 CELLS = 4096  # points above which cells of latents are looked at first
 CELL = 16  # latents in a cell
 FAR = 0.1  # of the floor: cells with less in their middle are left out
-GROUP = (
-    2**20
-)  # numbers in the Gram matrices that are solved at once: 8 MB, as they are new each time
+GROUP = 2**20  # numbers in the Gram matrices that are solved at once: 8 MB, new at each step
 SHARE = 1e-5  # of the largest r_i k(x_i, x): points with less are left out
 
 
@@ -109,12 +107,12 @@ def thinned(
     every = torch.arange(int(sizes.max()), device=counts.device)
     count, size = counts.unsqueeze(-1), sizes.unsqueeze(-1)
     half = size // 2
-    step = (count - half) / (size - half)
+    step = (count - half).double() / (size - half)
     first = every < half
     later = (half + (every - half + 0.5) * step).long()
     places = torch.where(first, every, later).minimum(count - 1)
     mass = torch.where(first, 1.0, step) * (every < size)
-    return places, mass.to(torch.float64)
+    return places, mass
 
 
 @dataclass(frozen=True, eq=False)
