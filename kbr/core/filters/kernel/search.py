@@ -13,19 +13,22 @@ no part in later rows.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from kbr.core.units.sensors import FUSIONS, Sensors
+
 Bounds = tuple[float, float]
 PerDataSet = Float[Tensor, "*b"]
 Each = Float[Tensor, "m"]  # a number for each data set
 Lams = Float[Tensor, "m l"]
 Row = Callable[[Lams], Float[Tensor, "m w l"]]  # errors at lam, for every width
-RowOf = Callable[..., Row]  # of some data sets, at a scale, and at one of the controls
+RowOf = Callable[..., Row]  # of some data sets, at a scale; that of controls; with these sensors
 Progress = Callable[[Iterable[Any]], Iterable[Any]]  # shows the trials it passes on
 
 START = (2.0, 1.0, 4.0)  # bandwidths of x where the search begins, in medians
@@ -103,9 +106,11 @@ class Choice:
     floor: PerDataSet  # of the ratio; NaN: the rule's own
     edges: tuple[Edge, ...] = ()
     scale_u: PerDataSet | None = None  # of the controls' bandwidth, where there are any
+    sensors: Sensors | None = None  # with their scales and fusion, where there are any
 
 
-CHOICES = tuple(item.name for item in fields(Choice) if item.name not in ("edges", "scale_u"))
+OTHERS = ("edges", "scale_u", "sensors")  # what only some choices have
+CHOICES = tuple(item.name for item in fields(Choice) if item.name not in OTHERS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +173,30 @@ def search_controls(row_of: RowOf, best: Best) -> Each:
             best.error[moving] = error[moving]
             moving = moving & (scale_u > CONTROL_BOUNDS[0]) & (scale_u < CONTROL_BOUNDS[1])
     return scale_u
+
+
+def search_sensors(
+    error: Callable[[Sensors], float], sensors: Sensors, least: float, *, fusion: bool
+) -> tuple[Sensors, float]:
+    """Each sensor's scale where all else is best, from 1, octave by octave while it pays.
+
+    Then, if asked, the other `fusion`. With the error of the choice.
+    """
+    for k, factor in product(range(len(sensors.names)), (0.5, 2.0)):
+        if len(sensors.names) == 1 or (factor > 1 and sensors.scales[k] < 1):
+            continue  # one sensor has the scale of x; what went down does not go up
+        while CONTROL_BOUNDS[0] < sensors.scales[k] < CONTROL_BOUNDS[1]:
+            tried = sensors.scaled(k, factor)
+            now = error(tried)
+            if not now < (1 - GAIN) * least:
+                break
+            sensors, least = tried, now
+    if fusion and len(sensors.names) > 1:
+        other = replace(sensors, fusion=next(f for f in FUSIONS if f != sensors.fusion))
+        now = error(other)
+        if now < (1 - GAIN) * least:
+            return other, now
+    return sensors, least
 
 
 def _trials(space: Space, best: Best) -> Iterator[Trial]:
