@@ -299,7 +299,8 @@ class TrainableFilter(BaseFilter):
                 f"{type(self).__name__} takes no control inputs u and no steps of time as input; "
                 "KernelBayesFilter does. Else put them among the columns of x."
             )
-        if not self.takes_sensors and sensors is not None:
+        parted = sensors is not None or (units is not None and units.sensors is not None)
+        if parted and not self.takes_sensors:
             raise KbrError(
                 f"{type(self).__name__} knows no absent sensors; KernelBayesFilter does. Leave "
                 "sensors out."

@@ -7,7 +7,7 @@ the end of the rows of x: a row is what a filter sees in a step.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -53,7 +53,7 @@ def training_data(
     units: Units | None = None,
 ) -> TrainingData:
     """Checked, cut and scaled; `standardize` is for x and for z. `units` are taken where given."""
-    parted = sensors is not None
+    parted = sensors is not None or (units is not None and units.sensors is not None)
     (x, names_x), (z, names_z), (u, names_u) = _plain(x, "x"), _plain(z, "z"), _plain(u, "u")
     x, z, u, steps, gap = _cut(x, z, u, time, time_steps, parted=parted)
     flat, latents, lengths, shape = training_sequences(x, z, missing=parted)
@@ -65,6 +65,14 @@ def training_data(
         moves = None if u is None and steps is None else _moves(u, steps, latents, starts)
         parts = (observed, latents, moves)
         units = _units(parts, names, wanted, turn, standardize, gap, steps is not None)
+        if sensors is not None:
+            if latents.ndim > 2 or len(shape) != 1:
+                raise KbrError(
+                    "sensors are groups of columns of x [T, dx], of one data set; got x of shape "
+                    f"{list(observed.shape)}. Leave sensors out."
+                )
+            known = names_x or _numbered("x", shape[0])
+            units = replace(units, sensors=sensors_of(sensors, known, units.x.circular))
     inner = units.x.apply(observed, "x").to(observed.dtype)
     flat = inner.reshape(*latents.shape[:-1], -1)
     one = tuple(inner.shape[latents.ndim - 1 :])
@@ -72,18 +80,8 @@ def training_data(
     if controls is not None:
         flat = torch.cat([flat, controls.to(flat)], -1)
     count = 0 if controls is None else controls.shape[-1]
-    groups = None
-    if parted:
-        if latents.ndim > 2 or len(shape) != 1:
-            raise KbrError(
-                "sensors are groups of columns of x [T, dx], of one data set; got observations of "
-                f"shape {list(shape)} and z of shape {list(latents.shape)}. Leave sensors out."
-            )
-        known = units.x_names or _numbered("x", shape[0])
-        groups = sensors_of(sensors, known, units.x.circular)
-    return TrainingData(
-        flat, units.z.apply(latents), lengths, one, units, controls=count, sensors=groups
-    )
+    kinds: dict[str, Any] = {"controls": count, "sensors": units.sensors}
+    return TrainingData(flat, units.z.apply(latents), lengths, one, units, **kinds)
 
 
 def _units(

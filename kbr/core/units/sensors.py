@@ -35,6 +35,11 @@ class Sensors:
         there = x.isfinite()
         return torch.stack([there[..., list(columns)].all(-1) for columns in self.columns], -1)
 
+    @property
+    def width(self) -> int:
+        """How many inner columns there are."""
+        return sum(map(len, self.columns))
+
     def of(self, some: Set) -> list[int]:
         """The columns of these sensors."""
         return [column for k in some for column in self.columns[k]]
@@ -54,17 +59,16 @@ class Sensors:
         }
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any], width: int) -> "Sensors":
-        """The inverse of `record`, for observations of so many inner columns."""
+    def of_record(cls, record: Mapping[str, Any]) -> "Sensors":
+        """The inverse of `record`; what does not fit together is refused."""
         names = tuple(str(name) for name in record["names"])
         columns = tuple(tuple(int(k) for k in part) for part in record["columns"])
-        scales = tuple(float(scale) for scale in record["scales"])
-        assert len(names) == len(columns) == len(scales) > 0
-        assert sorted(k for part in columns for k in part) == list(range(width))
-        assert all(part for part in columns)
-        assert all(0 < scale < float("inf") for scale in scales)
-        assert record["fusion"] in FUSIONS
-        return cls(names, columns, scales, str(record["fusion"]))
+        scales, fusion = tuple(float(scale) for scale in record["scales"]), str(record["fusion"])
+        every = sorted(k for part in columns for k in part)
+        whole = every == list(range(len(every))) and all(columns) and fusion in FUSIONS
+        if not (len(names) == len(columns) == len(scales) > 0 and whole and min(scales) > 0):
+            raise KbrError("the file's sensors do not fit together. Train again.")
+        return cls(names, columns, scales, fusion)
 
 
 def sensors_of(wanted: Wanted, names: Sequence[str], circular: Sequence[bool]) -> Sensors:

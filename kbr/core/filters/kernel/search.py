@@ -34,6 +34,8 @@ Progress = Callable[[Iterable[Any]], Iterable[Any]]  # shows the trials it passe
 START = (2.0, 1.0, 4.0)  # bandwidths of x where the search begins, in medians
 SCALE_BOUNDS = (2.0**-6, 2.0**5)  # a kernel that tells all points apart; one that is a line
 CONTROL_BOUNDS = (2.0**-4, 2.0**4)  # of the bandwidth of controls
+SENSOR_BOUNDS = (0.25, 4.0)  # of a sensor's bandwidth beside the others'
+PAYS = 0.03  # share of the error by which another one has to lower it: they are many
 ETA_BOUNDS = (1e-9, 1.0)  # below, leave-one-out still falls while filters on images grow worse
 GAIN = 0.01  # share of the error by which a step outwards has to pay
 NARROWER = 0.015  # by which half an octave down has to: its filter has a higher rank,
@@ -185,10 +187,10 @@ def search_sensors(
     for k, factor in product(range(len(sensors.names)), (0.5, 2.0)):
         if len(sensors.names) == 1 or (factor > 1 and sensors.scales[k] < 1):
             continue  # one sensor has the scale of x; what went down does not go up
-        while CONTROL_BOUNDS[0] < sensors.scales[k] < CONTROL_BOUNDS[1]:
+        while SENSOR_BOUNDS[0] < sensors.scales[k] < SENSOR_BOUNDS[1]:
             tried = sensors.scaled(k, factor)
             now = error(tried)
-            if not now < (1 - GAIN) * least:
+            if not now < (1 - PAYS) * least:
                 break
             sensors, least = tried, now
     if fusion and len(sensors.names) > 1:

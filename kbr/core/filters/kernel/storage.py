@@ -110,8 +110,8 @@ def unpack(content: object) -> FittedData:
         assert z.ndim >= 2
         assert controls >= 0
         assert x.shape == (*z.shape[:-1], math.prod(shape) + controls)
-        sensors = None if found is None else Sensors.from_record(found, math.prod(shape))
-        assert sensors is None or not batch
+        sensors = None if found is None else Sensors.of_record(found)
+        assert sensors is None or (not batch and sensors.width == math.prod(shape))
         assert all(value.shape == batch for value in choice.values())
         assert bool((choice["lam"] > 0).all())
         history, rates = content.get("history", 1), content.get("rates", 0)
