@@ -34,7 +34,7 @@ Progress = Callable[[Iterable[Any]], Iterable[Any]]  # shows the trials it passe
 START = (2.0, 1.0, 4.0)  # bandwidths of x where the search begins, in medians
 SCALE_BOUNDS = (2.0**-6, 2.0**5)  # a kernel that tells all points apart; one that is a line
 CONTROL_BOUNDS = (2.0**-4, 2.0**4)  # of the bandwidth of controls
-SENSOR_BOUNDS = (0.25, 4.0)  # of a sensor's bandwidth beside the others'
+SENSOR_BOUNDS = (0.25, 64.0)  # of a sensor's bandwidth beside the others'; noise gets the widest
 PAYS = 0.03  # share of the error by which another one has to lower it: they are many
 ETA_BOUNDS = (1e-9, 1.0)  # below, leave-one-out still falls while filters on images grow worse
 GAIN = 0.01  # share of the error by which a step outwards has to pay
@@ -180,13 +180,15 @@ def search_controls(row_of: RowOf, best: Best) -> Each:
 def search_sensors(
     error: Callable[[Sensors], float], sensors: Sensors, least: float, *, fusion: bool
 ) -> tuple[Sensors, float]:
-    """Each sensor's scale where all else is best, from 1, octave by octave while it pays.
+    """Each sensor's scale where all else is best, from 1 in steps while they pay.
 
-    Then, if asked, the other `fusion`. With the error of the choice.
+    First those that tell little go up, then others down. Last, if asked, comes the other `fusion`.
+    With the error of the choice.
     """
-    for k, factor in product(range(len(sensors.names)), (0.5, 2.0)):
-        if len(sensors.names) == 1 or (factor > 1 and sensors.scales[k] < 1):
-            continue  # one sensor has the scale of x; what went down does not go up
+    every = range(len(sensors.names)) if len(sensors.names) > 1 else ()  # one has the scale of x
+    for factor, k in product((4.0, 0.5), every):
+        if factor < 1 < sensors.scales[k]:
+            continue
         while SENSOR_BOUNDS[0] < sensors.scales[k] < SENSOR_BOUNDS[1]:
             tried = sensors.scaled(k, factor)
             now = error(tried)

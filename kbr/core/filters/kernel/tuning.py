@@ -62,7 +62,8 @@ def choose(
     space = builder.settings.space(coordinates, builder.least_lam) if space is None else space
     none = z.new_full(batch, torch.nan)
     scale_u, sensors = None, data.sensors
-    if space.is_one_cell and len(widths) == 1 and not scored and not data.controls:
+    more = bool(data.controls) or data.sensors is not None  # to choose
+    if space.is_one_cell and len(widths) == 1 and not scored and not more:
         scale, lam = (torch.full_like(none, v) for v in (space.scales[0], space.lams[0]))
         width, error = torch.full_like(none, widths[0]), none
         edges: tuple[Edge, ...] = ()
