@@ -193,6 +193,9 @@ def test_what_cannot_be_is_refused(fitted, tmp_path):
         with pytest.raises(KbrError, match=words):
             filt.fit(x, z, sensors=sensors)
     with pytest.raises(KbrError, match="fewer than 10"):
+        few = torch.where(torch.arange(60).unsqueeze(-1) < 5, x, torch.nan)
+        filt.fit(few, z, sensors="each")
+    with pytest.raises(KbrError, match="at least one number"):
         filt.fit(torch.full_like(x, torch.nan), z, sensors="each")
     with pytest.raises(KbrError, match="one data set"):
         filt.fit(x.expand(2, -1, -1), z.expand(2, -1, -1), sensors="each")
