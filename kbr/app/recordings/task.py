@@ -27,6 +27,7 @@ from kbr.core.io.file_rows import FileRows
 from kbr.core.io.memory import check_memory
 from kbr.core.units.controls import Controls
 from kbr.core.units.scaling import TURNS, Scaling, full_turn
+from kbr.core.units.sensors import Sensors, Wanted, sensors_of
 from kbr.core.units.units import Units
 from kbr.loading import knows_units
 
@@ -65,6 +66,7 @@ class OwnData:
     angle_unit: str = "degrees"
     units: Mapping[str, str] | None = None
     resample: str | float | None = None
+    sensors: Wanted = None
 
     val_name: ClassVar[str] = "val_mse_standardised"
     is_recorded: ClassVar[bool] = True
@@ -132,6 +134,7 @@ class OwnData:
                 "resample": self.resample,
             },
             u=self._controls(),
+            sensors=self._sensors(),
         )
 
     def _scale_x(self) -> Scaling:
@@ -148,6 +151,15 @@ class OwnData:
                 "columns (data.x), or another part (data.split, data.test_share)."
             )
         return scaling
+
+    def _sensors(self) -> Sensors | None:
+        if self.sensors is None:
+            return None
+        recording = self.recording
+        if recording.has_images:
+            raise KbrError("data.sensors are groups of columns; x are frames. Leave it out.")
+        marks = [name in self.circular for name in recording.x_names]
+        return sensors_of(self.sensors, recording.x_names, marks)
 
     def _controls(self) -> Controls | None:
         recording = self.recording
@@ -382,16 +394,18 @@ def recording(
     angle_unit: str = "degrees",
     units: Mapping[str, str] | None = None,
     resample: str | float | None = None,
+    sensors: Wanted = None,
     **keys: Any,
 ) -> OwnData:
     """What data=recording names: how the file is read (`Source`), split (`Splitting`), scaled."""
     splitting = {each.name: keys.pop(each.name) for each in fields(Splitting) if each.name in keys}
     return OwnData(
         name=name,
-        source=Source(path=path, **keys),
+        source=Source(path=path, parted=sensors is not None, **keys),
         splitting=Splitting(**splitting),
         circular=circular,
         angle_unit=angle_unit,
         units=units,
         resample=resample,
+        sensors=sensors,
     )

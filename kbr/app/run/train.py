@@ -47,6 +47,7 @@ from kbr.app.text.commands import command, setting, shown
 from kbr.app.text.numbers import in_digits, with_error
 from kbr.core.errors import KbrError, Preempted, WorkerLost
 from kbr.core.io import checkpoint
+from kbr.core.units.units import Units
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LAST_SEED = 2**63 - 1  # of PyTorch's generators
@@ -138,12 +139,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     mark = fingerprint(config)
     trusted = None if config.resume is None else names_of(config.trust)
     problem, method = build(config, trusted)
-    units = getattr(problem, "filter_units", None)
-    if units is not None and units.u is not None and not getattr(method, "takes_controls", False):
-        raise KbrError(
-            f"data.u: model={method.name} takes no control inputs; model=iw, iw_paper and original "
-            "do. Else put them among data.x."
-        )
+    _check_taken(method, getattr(problem, "filter_units", None))
     is_first = launch_of().is_first
     if not (is_first or getattr(method, "trains", False)):
         raise SystemExit(0)  # a closed form has work for one process
@@ -290,3 +286,19 @@ def _report(
         print(f"  the other:   {command('train', *typed, f'model={outcome.alternative.model}')}")
     if (folder / "tensorboard").is_dir():
         print(f"  monitor:     {shlex.join(['tensorboard', '--logdir', str(shown(folder))])}")
+
+
+def _check_taken(method: Any, units: Units | None) -> None:
+    """An error where the data have what the model cannot take."""
+    if units is None:
+        return
+    if units.u is not None and not getattr(method, "takes_controls", False):
+        raise KbrError(
+            f"data.u: model={method.name} takes no control inputs; model=iw, iw_paper and original "
+            "do. Else put them among data.x."
+        )
+    if units.sensors is not None and not getattr(method, "takes_sensors", False):
+        raise KbrError(
+            f"data.sensors: model={method.name} takes whole rows only; model=iw knows absent "
+            "sensors. Use it, or leave data.sensors out."
+        )
