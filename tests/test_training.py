@@ -24,7 +24,7 @@ from kbr.core.objectives import feature_loss
 from kbr.training import MLP, LearnedFilter, LSTMFilter, SoftArgmaxCNN
 from kbr.training.callbacks.keeping import KeepBest
 from kbr.training.data import SequenceData
-from kbr.training.filters.lstm import hold
+from kbr.training.gaps import hold
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning with torch's pytrees

@@ -190,6 +190,13 @@ class BaseFilter(ABC):
     def save(self, path: Any) -> None:
         raise NotImplementedError
 
+    def _check_controls(self, u: Any, time_steps: str) -> None:
+        if not self.takes_controls and (u is not None or time_steps != "equal"):
+            raise KbrError(
+                f"{type(self).__name__} takes no control inputs u and no steps of time as input; "
+                "KernelBayesFilter does. Else put them among the columns of x."
+            )
+
     def _calibration_of(self, belief: Any) -> Calibration | None:
         smoothed = isinstance(belief, FilterResult) and belief.since is not None
         if smoothed and belief.since.is_floating_point():  # both sides count: a smoothed result
@@ -288,11 +295,7 @@ class TrainableFilter(BaseFilter):
         independent data sets, each with its own hyper-parameters. `progress` is handed the trials
         of a search, to show them.
         """
-        if not self.takes_controls and (u is not None or time_steps != "equal"):
-            raise KbrError(
-                f"{type(self).__name__} takes no control inputs u and no steps of time as input; "
-                "KernelBayesFilter does. Else put them among the columns of x."
-            )
+        self._check_controls(u, time_steps)
         about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
         about |= {"u": u, "time_steps": time_steps}
         data = training_data(x, z, standardize=self.standardized, **about)

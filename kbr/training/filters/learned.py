@@ -73,7 +73,7 @@ class LearnedFilter(TrainedFilter):
         self._filter: KernelBayesFilter | None = None
         self._psi = self._z = torch.empty(0, device="cpu")
 
-    def finish(self, module: SequenceModule, x: Observations, z: Tensor) -> None:
+    def finish(self, module: SequenceModule, x: Observations, z: Tensor, *u: Tensor) -> None:
         psi, _, _ = self.encode(x)
         self._psi, self._z = psi[0], z
         assert isinstance(module, FeatureModule)

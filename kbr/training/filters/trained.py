@@ -75,7 +75,7 @@ class TrainedFilter(BaseFilter):
         self._shape: tuple[int, ...] = ()  # of one observation, in inner coordinates
         self._units: Units | None = None
         self._largest = math.inf  # of the mean squares of scaled training observations
-        self._dz = 0
+        self._dz, self._controls = 0, 0
         self._record: dict[str, Any] = {}  # what tells this training from others
         self._lengths: list[int] = []  # of the training sequences
         counts = ("epochs", "val_every", "patience", "log_every", "checkpoint_every")
@@ -90,8 +90,8 @@ class TrainedFilter(BaseFilter):
         return f"{type(self).__name__}({state})"
 
     @abstractmethod
-    def finish(self, module: SequenceModule, x: Any, z: Tensor) -> None:
-        """What is fitted once the network is trained, on all training steps."""
+    def finish(self, module: SequenceModule, x: Any, z: Tensor, *u: Tensor) -> None:
+        """What is fitted once the network is trained, on all training steps; u where there is."""
 
     @abstractmethod
     def fitted_state(self) -> dict[str, Any]:
@@ -105,7 +105,9 @@ class TrainedFilter(BaseFilter):
         x_train: Any,
         z_train: Any,
         *,
+        u: Any = None,
         time: Any = None,
+        time_steps: str = "equal",
         circular: Sequence[str] | str = (),
         angle_unit: str = "degrees",
         units: Units | None = None,
@@ -117,11 +119,15 @@ class TrainedFilter(BaseFilter):
         """Train on x [T, ...] and z [T, dz], or on lists of sequences; leaves checkpoints and
         TensorBoard logs in `folder`, or nothing on disk without one.
 
-        `time`, `circular`, `angle_unit` and `units` as for `KernelBayesFilter.fit`. `trainer` holds
-        arguments of `lightning.Trainer`. `resume` is the run folder to continue; a run stopped
-        before its first checkpoint starts anew, which comes to the same.
+        `u`, `time`, `time_steps`, `circular`, `angle_unit` and `units` as for
+        `KernelBayesFilter.fit`. `trainer` holds arguments of `lightning.Trainer`. `resume` is the
+        run folder to continue; a run stopped before its first checkpoint starts anew, which comes
+        to the same.
         """
+        self._check_controls(u, time_steps)
         about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
+        if self.takes_controls:
+            about |= {"u": u, "time_steps": time_steps}
         rows = training_rows(x_train, z_train, whole=not self.in_blocks, **about)
         if folder is not None:
             return self._fit(rows, seed, Path(folder), trainer or {}, resume)
@@ -142,7 +148,8 @@ class TrainedFilter(BaseFilter):
         resume: str | Path | None,
     ) -> Self:
         x, z, self._lengths, self._units = rows.x, rows.z, rows.lengths, rows.units
-        data = SequenceData(x, z, self._lengths)
+        self._controls = sum(part.shape[-1] for part in rows.u)
+        data = SequenceData(x, z, self._lengths, u=rows.u[0] if rows.u else None)
         self._record = record_of(self.kind, self.hyper_parameters(), rows, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # networks draw their first weights from the global generator
@@ -162,7 +169,7 @@ class TrainedFilter(BaseFilter):
         self.n_epochs, self.val_mse = keep.epoch, keep.score
         parts = (p.read() for p in x.parts()) if isinstance(x, FileRows) else torch.split(x, 1000)
         self._largest = max(float(self._sizes_of(part).max()) for part in parts)
-        self.finish(module, x, z)
+        self.finish(module, x, z, *(part.double() for part in rows.u))
         if first:
             self.save(folder / "checkpoints" / "best.ckpt")
         return self
@@ -177,6 +184,7 @@ class TrainedFilter(BaseFilter):
             **{key: self._record[key] for key in ("seed", "data")},
             "shape": list(self._shape),
             "dz": self._dz,
+            "controls": self._controls,
             "val_mse": self.val_mse,
             "n_epochs": self.n_epochs,
             "chosen": self.chosen,
@@ -205,6 +213,7 @@ class TrainedFilter(BaseFilter):
             hyper = content["hyper_parameters"]
             filt = cls(**{**hyper, "encoder": encoder or known_encoder(hyper["encoder"])})
             shape, dz = tuple(content["shape"]), content["dz"]
+            filt._controls = int(content.get("controls", 0))
             filt._record = {key: content[key] for key in ("seed", "data")}
             with torch.random.fork_rng(devices=[]):  # weights drawn here are replaced just below
                 module = filt._build(shape, dz, content["seed"])
@@ -301,6 +310,8 @@ class TrainedFilter(BaseFilter):
     def _build(self, shape: tuple[int, ...], dz: int, seed: int) -> SequenceModule:
         names = (one.name for one in fields(self) if one.name not in self.not_of_network)
         settings = {name: getattr(self, name) for name in names}
+        if self.takes_controls:
+            settings["controls"] = self._controls
         return self.network(**settings, shape=shape, dz=dz, seed=seed)
 
     def hyper_parameters(self) -> dict[str, Any]:
@@ -309,12 +320,19 @@ class TrainedFilter(BaseFilter):
         return {**settings, "encoder": describe_encoder(self.encoder)}
 
     def training_in(
-        self, run: Path, x_train: Any, z_train: Any, seed: int, *, units: Units | None = None
+        self,
+        run: Path,
+        x_train: Any,
+        z_train: Any,
+        seed: int,
+        *,
+        u: Any = None,
+        units: Units | None = None,
     ) -> Training:
         """How far training of this very run has come in `run`: none, unfinished or finished."""
         if not (run / LAST).is_file():
             return "none"
-        rows = training_rows(x_train, z_train, whole=not self.in_blocks, units=units)
+        rows = training_rows(x_train, z_train, whole=not self.in_blocks, u=u, units=units)
         return training_in(run, record_of(self.kind, self.hyper_parameters(), rows, seed))
 
     def _get(self) -> SequenceModule:

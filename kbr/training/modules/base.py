@@ -1,4 +1,4 @@
-"""What both trained models share: a scaled, augmented encoder and its optimiser."""
+"""What all trained models share: a scaled, augmented encoder and its optimiser."""
 
 import math
 from abc import abstractmethod
@@ -70,7 +70,8 @@ class SequenceModule(lightning.LightningModule):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             data = self.trainer.datamodule  # type: ignore[attr-defined]
-            self.fit_scales(*data.training_part)
+            x, z, *_ = data.training_part
+            self.fit_scales(x, z)
 
     def fit_scales(self, x: Float[Tensor, "n ..."] | FileRows, z: Float[Tensor, "n dz"]) -> None:
         """Means, scales and bandwidths of the training data; a scale of zero becomes one."""
@@ -79,12 +80,12 @@ class SequenceModule(lightning.LightningModule):
         self.x_scale.copy_(or_one(scale))
 
     @abstractmethod
-    def predict(self, x: Float[Tensor, "t ..."]) -> Float[Tensor, "t dz"]:
-        """Filtered means of one sequence."""
+    def predict(self, x: Float[Tensor, "t ..."], *u: Tensor) -> Float[Tensor, "t dz"]:
+        """Filtered means of one sequence; controls u [t, du] where it was trained with some."""
 
     def test_step(self, batch: Batch, index: int) -> None:
-        x, z = batch
-        mean = self.predict(x)
+        x, z, *u = batch
+        mean = self.predict(x, *u)
         self.log("test/mse", mean_squared_error(mean, z.to(mean)).float(), sync_dist=True)
 
     def encode(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b d"]:
