@@ -2,6 +2,7 @@
 
 from abc import ABC
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from kbr.core.filters.base import never
 from kbr.core.filters.belief import Belief, Moments
 from kbr.core.filters.kernel.held_out import answers
 from kbr.core.filters.kernel.validation import split_lengths, validation_start
-from kbr.core.filters.result import FilterResult, mean_squared_error
+from kbr.core.filters.result import FilterResult
 from kbr.core.inputs import check_shares, check_sizes
 from kbr.core.io.file_rows import FileRows
 from kbr.core.uncertainty.calibration import (
@@ -29,6 +30,7 @@ from kbr.training.filters.trained import TrainedFilter
 from kbr.training.gaps import hold
 from kbr.training.modules.base import SequenceModule
 from kbr.training.modules.recurrent import RecurrentModule, State
+from kbr.training.precision import covariance, whitened
 
 BLOCK = 1000  # steps of a sequence that are filtered together
 
@@ -55,8 +57,9 @@ class RecurrentFilter(TrainedFilter, ABC):
     gaps   share of the training frames that are hidden, so that the network learns what a missing
            one means; with 0 it is not told.
 
-    Math: C_t = P_t^-1 V P_t^-T is the raw covariance, P_t the network's, and V the mean of
-          (P_t e_t)(P_t e_t)' over the errors e_t on the validation block.
+    Math: C_t = P_t^-1 V P_t^-T is the raw covariance; P_t a function of the network's outputs that
+          is fitted to its errors in training, V the mean of (P_t e_t)(P_t e_t)' over its errors e_t
+          on the validation block. Where these do not support a P_t, it is I at every step.
 
     A frame with a NaN is missing: the features before it are held. Before the first frame the
     answer is the training mean, with the variances of training. A subclass names its network.
@@ -80,18 +83,28 @@ class RecurrentFilter(TrainedFilter, ABC):
 
     @torch.no_grad()
     def finish(self, module: SequenceModule, x: Observations, z: Tensor, *u: Tensor) -> None:
-        cut = validation_start(z.shape[0])
-        _, pieces = split_lengths(self._lengths, cut)
-        held_out = [
-            (z[a:b], self.encode(x[a:b])[0][0], *(part[a:b] for part in u)) for a, b in pieces
-        ]
-        outputs = torch.cat([self._along(self._inputs(*rows)) for _, *rows in held_out])
-        mean, whitening = self.recurrent.latents(outputs), self.recurrent.whitening(outputs)
-        white = (whitening @ (z[cut:] - mean).unsqueeze(-1)).squeeze(-1)
+        cut, layer = validation_start(z.shape[0]), self.recurrent.precision
+        trained, pieces = split_lengths(self._lengths, cut)
+        ends = accumulate(trained, initial=0)
+        rows = [self._rows(x, z, *u, piece=piece) for piece in pairwise(ends)]
+        held_out = [self._rows(x, z, *u, piece=piece) for piece in pieces]
+        layer.fit(self._errors(rows), self._errors(held_out))
+        outputs, error = self._errors(held_out)
+        white = whitened(layer(outputs), error)
         self._cov = white.mT @ white / len(white)
-        self.val_mse = float(mean_squared_error(mean, z[cut:]))
+        self.val_mse = float(error.square().sum(-1).mean())
         self.chosen = {}
         self._calibration = self._calibrated(held_out)
+
+    def _rows(self, x: Observations, *rows: Tensor, piece: tuple[int, int]) -> tuple[Tensor, ...]:
+        """Latents, features and controls of a piece."""
+        z, *u = (part[slice(*piece)] for part in rows)
+        return (z, self.encode(x[slice(*piece)])[0][0], *u)
+
+    def _errors(self, pieces: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
+        """The network's outputs at every step, and the errors of its means."""
+        outputs = torch.cat([self._along(self._inputs(*rows)) for _, *rows in pieces])
+        return outputs, torch.cat([z for z, *_ in pieces]) - self.recurrent.latents(outputs)
 
     def fitted_state(self) -> dict[str, Any]:
         known = self._calibration
@@ -240,10 +253,8 @@ class RecurrentFilter(TrainedFilter, ABC):
         """Math: m_t, and C_t = P_t^-1 V P_t^-T."""
         network = self.recurrent
         there = outputs.to(network.z_mean.device)
-        mean, whitening = network.latents(there).cpu(), network.whitening(there).cpu()
-        half = torch.linalg.solve_triangular(whitening, self._cov, upper=False)
-        cov = torch.linalg.solve_triangular(whitening, half.mT, upper=False)
-        return mean, (cov + cov.mT) / 2
+        mean, whitening = network.latents(there).cpu(), network.precision(there).cpu()
+        return mean, covariance(whitening, self._cov)
 
     @property
     def _prior(self) -> Moments:

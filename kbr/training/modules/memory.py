@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kbr.training.modules.recurrent import Outputs, RecurrentModule, State
+from kbr.training.modules.recurrent import RecurrentModule, State
+from kbr.training.precision import Outputs
 
 GOLDEN = 0.6180339887498949  # multiples of it, modulo one, fill the interval evenly
 

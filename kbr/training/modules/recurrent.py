@@ -20,20 +20,15 @@ from kbr.core.linalg import or_one
 from kbr.training.data import Batch
 from kbr.training.gaps import hold, random_gaps
 from kbr.training.modules.base import SequenceModule
+from kbr.training.precision import Outputs, PrecisionLayer
 
 State = Float[Tensor, "s ..."]  # what a sequence remembers; None before its first frame
-Outputs = Float[Tensor, "*t h"]
-WIDEST = 7.0  # of the logarithm of a scale, up or down
 
 
 class RecurrentModule(SequenceModule):
-    """An encoder, a recurrence over its features, and a linear layer for mean and precision.
+    """An encoder, a recurrence over its features, and a linear layer.
 
-    Math: (h_t, s_t) = f(psi(x_t), u_t, b_t; s_t-1),  m_t = A h_t + a,  P_t = lower(B h_t + b),
-          loss = mean_t |e_t|^2 + (|P_t e_t|^2 / 2 - log det P_t),  e_t = z_t - m_t,
-          where h_t and e_t are constants in the second part: the covariance (P_t' P_t)^-1 learns
-          from the errors of the mean, which is that of squared errors alone.
-    Ref:  Seitzer et al. 2022, on means that a joint Gaussian likelihood spoils.
+    Math: (h_t, s_t) = f(psi(x_t), u_t, b_t; s_t-1),  m_t = A h_t + a,  loss = mean_t |z_t - m_t|^2.
 
     hidden    units of the recurrence;
     gaps      share of the training frames that are hidden, in gaps, fresh ones each epoch; then b_t
@@ -58,9 +53,7 @@ class RecurrentModule(SequenceModule):
         self.encoder.train()
         self.recurrence = self.build(n_features + controls + (gaps > 0), hidden)
         self.readout = nn.Linear(hidden, dz)
-        self.precision = nn.Linear(hidden, dz * (dz + 1) // 2)
-        nn.init.zeros_(self.precision.weight)  # no step differs from another at first
-        nn.init.zeros_(self.precision.bias)
+        self.precision = PrecisionLayer(hidden, dz)  # fitted once the rest is trained
         self.register_buffer("z_mean", torch.zeros(dz, device="cpu"))
         self.register_buffer("z_scale", torch.ones(dz, device="cpu"))
         self.register_load_state_dict_pre_hook(_older)  # type: ignore[no-untyped-call]
@@ -114,32 +107,18 @@ class RecurrentModule(SequenceModule):
         inner: Tensor = self.z_mean + self.z_scale * self.readout(outputs)
         return inner
 
-    def whitening(self, outputs: Outputs) -> Float[Tensor, "*t dz dz"]:
-        """Lower triangular P_t, such that P_t e_t has the same covariance at every step."""
-        return self.scaled_whitening(outputs) * (self.z_scale.unsqueeze(-1) / self.z_scale)
-
-    def scaled_whitening(self, outputs: Outputs) -> Float[Tensor, "*t dz dz"]:
-        values, dz = self.precision(outputs), len(self.z_scale)
-        rows, columns = torch.tril_indices(dz, dz, device=values.device)
-        lower = values.new_zeros(*values.shape[:-1], dz, dz)
-        lower[..., rows, columns] = values
-        scales = lower.diagonal(dim1=-2, dim2=-1).clamp(-WIDEST, WIDEST).exp()
-        whitening: Tensor = lower.tril(-1) + torch.diag_embed(scales)
-        return whitening
-
     def training_step(self, batch: Batch, index: int) -> Tensor:
         x, z, *u = batch
         lengths = self.trainer.datamodule.train_lengths  # type: ignore[attr-defined]
         rank, world = self.trainer.global_rank, self.trainer.world_size
-        loss, likelihood = self.share(x, z, *u, lengths=lengths, rank=rank, world=world)
+        loss = self.share(x, z, *u, lengths=lengths, rank=rank, world=world)
         self.log_value("train/loss", loss)
-        self.log_value("train/nll", likelihood)
-        return loss + likelihood
+        return loss
 
     def share(
         self, x: Tensor, z: Tensor, *u: Tensor, lengths: Sequence[int], rank: int, world: int
-    ) -> tuple[Tensor, Tensor]:
-        """The losses of one worker's block of steps; the mean over workers is the loss of all."""
+    ) -> Tensor:
+        """The loss of one worker's block of steps; the mean over workers is the loss of all."""
         start, end = (len(z) * k // world for k in (rank, rank + 1))
         bounds = list(accumulate(self.pieces(lengths), initial=0))
         before = max(bound for bound in bounds if bound <= start)  # what the first steps look at
@@ -156,17 +135,8 @@ class RecurrentModule(SequenceModule):
         inputs = self.inputs(psi, seen, *(part[before:end] for part in u))
         outputs = self.run(inputs, seen_lengths)[start - before :]
         target = (z[start:end].to(outputs) - self.z_mean) / self.z_scale
-        scaled = self.readout(outputs)
-        part = world * (end - start) / len(z)
-        error = (scaled - target).square().sum(-1).mean() * part
-        return error, self.likelihood(outputs.detach(), (target - scaled).detach()) * part
-
-    def likelihood(self, outputs: Outputs, error: Float[Tensor, "*t dz"]) -> Tensor:
-        """Math: mean_t |P_t e_t|^2 / 2 - log det P_t."""
-        whitening = self.scaled_whitening(outputs)
-        white = (whitening @ error.unsqueeze(-1)).squeeze(-1)
-        volume = whitening.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return (0.5 * white.square().sum(-1) - volume).mean()
+        error = self.readout(outputs) - target
+        return error.square().sum(-1).mean() * (world * (end - start) / len(z))
 
     def validation_step(self, batch: Batch, index: int) -> None:
         """The error on the validation block, entered without memory, as a test sequence is."""
@@ -184,7 +154,7 @@ class RecurrentModule(SequenceModule):
 
 
 def _older(module: RecurrentModule, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Weights of an LSTM from before recurrent models had a common base and a precision each."""
+    """Weights of an LSTM from before it had this base, and a precision of each step."""
     for name in [name for name in state if name.startswith(f"{prefix}lstm.")]:
         state[f"{prefix}recurrence.{name.removeprefix(f'{prefix}lstm.')}"] = state.pop(name)
     for name, value in module.precision.state_dict().items():
