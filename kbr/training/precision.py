@@ -78,7 +78,7 @@ class PrecisionLayer(nn.Linear):
 
         self.requires_grad_(True)
         with torch.enable_grad():
-            search.step(loss)  # type: ignore[arg-type]
+            search.step(loss)  # type: ignore[no-untyped-call]
         self.requires_grad_(False)
 
     @torch.no_grad()
@@ -92,7 +92,7 @@ class PrecisionLayer(nn.Linear):
     @torch.no_grad()
     def _take(self, values: list[Tensor]) -> None:
         for part, value in zip(self.parameters(), values, strict=True):
-            part.copy_(value)
+            part.copy_(value.float())  # as a file keeps them
 
 
 def whitened(whitening: Whitening, errors: Errors) -> Errors:
@@ -106,5 +106,5 @@ def log_volume(whitening: Whitening) -> Float[Tensor, "*t"]:
 def covariance(whitening: Whitening, common: Float[Tensor, "dz dz"]) -> Whitening:
     """Math: P_t^-1 V P_t^-T."""
     half = torch.linalg.solve_triangular(whitening, common, upper=False)
-    cov = torch.linalg.solve_triangular(whitening, half.mT, upper=False)
+    cov: Tensor = torch.linalg.solve_triangular(whitening, half.mT, upper=False)
     return (cov + cov.mT) / 2

@@ -135,7 +135,7 @@ class RecurrentModule(SequenceModule):
         inputs = self.inputs(psi, seen, *(part[before:end] for part in u))
         outputs = self.run(inputs, seen_lengths)[start - before :]
         target = (z[start:end].to(outputs) - self.z_mean) / self.z_scale
-        error = self.readout(outputs) - target
+        error: Tensor = self.readout(outputs) - target
         return error.square().sum(-1).mean() * (world * (end - start) / len(z))
 
     def validation_step(self, batch: Batch, index: int) -> None:
