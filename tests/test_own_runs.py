@@ -203,20 +203,23 @@ def test_a_mistake_is_named_and_leaves_nothing_behind(tmp_path, arguments, words
 # Trained filters on lists of sequences
 
 
-def test_lstm_windows_stay_inside_their_sequence():
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_recurrent_models_remember_no_other_sequence(kind):
     from functools import partial
 
     from kbr.training.encoders import MLP
+    from kbr.training.modules.gru import GRUModule
     from kbr.training.modules.lstm import LSTMModule
 
     encoder = partial(MLP, n_features=4, hidden=(5,))
-    module = LSTMModule(encoder=encoder, shape=(3,), dz=2, window=6, hidden=7)
+    made = {"lstm": partial(LSTMModule, window=6), "gru": GRUModule}[kind]
+    module = made(encoder=encoder, shape=(3,), dz=2, hidden=7)
     module.fit_scales(torch.randn(20, 3), torch.randn(20, 2))
     psi = torch.randn(20, 4)
-    joined = module.latents_of(module.windows(psi, [12, 8]))
-    torch.testing.assert_close(joined[:12], module.latents_of(module.windows(psi[:12])))
-    torch.testing.assert_close(joined[12:], module.latents_of(module.windows(psi[12:])))
-    assert not torch.allclose(joined[12:], module.latents_of(module.windows(psi))[12:])
+    joined = module.run(psi, [12, 8])
+    torch.testing.assert_close(joined[:12], module.run(psi[:12], [12]))
+    torch.testing.assert_close(joined[12:], module.run(psi[12:], [8]))
+    assert not torch.allclose(joined[12:], module.run(psi, [20])[12:])
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")

@@ -22,6 +22,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "iw_true_ratio": {"color": "#CC79A7", "marker": "v", "linestyle": ":"},
     "iw_nn": {"color": "#009E73", "marker": "D", "linestyle": "-"},
     "lstm": {"color": "#D55E00", "marker": "P", "linestyle": "--"},
+    "gru": {"color": "#A6761D", "marker": "X", "linestyle": "-."},
     "ekf": {"color": "#666666", "marker": "x", "linestyle": ":"},
     "ukf": {"color": "#999933", "marker": "+", "linestyle": ":"},
     "particle": {"color": "#000000", "marker": "*", "linestyle": "-."},

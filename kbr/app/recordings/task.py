@@ -277,7 +277,7 @@ class OwnData:
     def state_space(self) -> StateSpaceModel:
         raise KbrError(
             "models ekf, ukf, particle and iw_true_ratio need the true dynamics and sensor, which "
-            f"data={self.name} does not know. Use model=iw, iw_paper, original, iw_nn or lstm."
+            f"data={self.name} does not know. Use model=iw, iw_paper, original, iw_nn, lstm or gru."
         )
 
     def columns(self) -> dict[str, object]:

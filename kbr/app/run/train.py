@@ -294,11 +294,11 @@ def _check_taken(method: Any, units: Units | None) -> None:
         return
     if units.u is not None and not getattr(method, "takes_controls", False):
         raise KbrError(
-            f"data.u: model={method.name} takes no control inputs; model=iw, iw_paper and original "
-            "do. Else put them among data.x."
+            f"data.u: model={method.name} takes no control inputs; model=iw, iw_paper, original, "
+            "lstm and gru do. Else put them among data.x."
         )
     if units.sensors is not None and not getattr(method, "takes_sensors", False):
         raise KbrError(
-            f"data.sensors: model={method.name} takes whole rows only; model=iw knows absent "
-            "sensors. Use it, or leave data.sensors out."
+            f"data.sensors: model={method.name} takes whole rows only; model=iw, iw_nn, lstm and "
+            "gru know absent sensors. Use one, or leave data.sensors out."
         )
