@@ -2,6 +2,7 @@
 
 import copy
 import os
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from kbr import ImportanceWeightedRule, KernelBayesFilter, load_filter
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.filters.kernel.climb import FLOORS, Cell, climb
 from kbr.core.filters.kernel.local import Cells, LocalOperators, thinned
-from kbr.core.filters.sequences import excerpts, held_last
+from kbr.core.filters.sequences import LEAD, Sequences, blocks_all_over, excerpts, held_last
 
 
 def wide(n_train, n_test, seed, columns=20):
@@ -140,12 +141,35 @@ def test_whole_sequences_are_held_out_from_all_over():
     assert sorted(order) == list(range(360))
     assert sum(lengths) == 360
     assert lengths[-1] != 80  # not the end of the recording alone
-    z = torch.arange(100.0).unsqueeze(-1)
-    pieces = excerpts([(z, z), (z + 1000, z + 1000)], 60)
-    assert sum(len(part) for _, part in pieces) == 60
-    assert pieces[0][1][0] == 0
-    assert pieces[-1][1][-1] == 1099
-    assert excerpts([(z, z)], 100)[0][1] is z
+
+
+def test_excerpts_come_from_all_over_with_a_lead():
+    """Errors of a filter that starts in the middle of a sequence are not those of its track."""
+    rows = torch.arange(300.0).unsqueeze(-1)
+    data = Sequences(rows, rows, [150, 150])
+    pieces = excerpts(data, range(300), 180)
+    assert [piece.lead for piece in pieces] == [0, *[LEAD] * 5]
+    assert sum(len(piece.z) - piece.lead for piece in pieces[1:]) == 150
+    assert float(pieces[0].z[0]) == 0
+    assert float(pieces[-1].z[-1]) == 299
+    (last,) = excerpts(data, range(200, 300), 100)
+    assert last.lead == LEAD
+    assert len(last.z) == 100
+
+
+@pytest.mark.parametrize(
+    "lengths", [[3000], [100, 2900], [500] * 6, [7] * 400, [2000, *[100] * 10]]
+)
+def test_error_bars_are_measured_on_blocks_all_over(lengths):
+    """Whole sequences where there are enough, and never more than a third of the rows."""
+    n, starts = sum(lengths), set(accumulate(lengths, initial=0))
+    blocks = blocks_all_over(lengths, 6, 120)
+    assert blocks == sorted(blocks, key=lambda block: block.start)
+    assert blocks[0].start < n / 3 < 2 * n / 3 < blocks[-1].stop <= n
+    for block in blocks:
+        assert 120 <= len(block) <= n // 3
+        if lengths in ([500] * 6, [7] * 400):
+            assert {block.start, block.stop} <= starts
 
 
 def test_a_climb_finds_a_single_minimum_and_stays_in_bounds():

@@ -156,8 +156,9 @@ def cell_errors(builder: Builder, data: Sequences, block: range) -> Score:
     well where they are regular and fails where they are not: its error is infinite. Factors are
     kept for the next setting, only the last ones: of many points they are large.
     """
-    rest, held_out = data.outside(block), excerpts(data.inside(block), TUNED_STEPS)
-    builder, kept = builder.measured(rest), rest.z.shape[-1] - rest.rates
+    rest, held_out = data.outside(block), excerpts(data, block, TUNED_STEPS)
+    builder = builder.measured(rest).floored(rest.z.new_tensor(0.0))
+    kept = rest.z.shape[-1] - rest.rates
 
     @lru_cache(maxsize=1)
     def latents(scale: float) -> tuple[Features, Lift | None, dict[str, Any]]:
@@ -173,11 +174,12 @@ def cell_errors(builder: Builder, data: Sequences, block: range) -> Score:
         now = update(cell.scale_x, cell.lam)
         operators = floored.operators(now, features, rest.z, rest.lengths, lift=lift, **ridges)
         lam, total, used = rest.z.new_tensor([cell.lam]), 0.0, 0.0
-        for x, truth in held_out:
-            result = run_filter(operators, operators.observe(x).unsqueeze(-3), lam)
-            total += float((result.mean.squeeze(-3) - truth)[..., :kept].square().sum())
-            used += float(result.evidence.sum())
-        steps = sum(z.shape[-2] for _, z in held_out)
+        for piece in held_out:
+            result = run_filter(operators, operators.observe(piece.x).unsqueeze(-3), lam)
+            error = (result.mean.squeeze(-3) - piece.z)[..., piece.lead :, :kept]
+            total += float(error.square().sum())
+            used += float(result.evidence[..., piece.lead :].sum())
+        steps = sum(piece.z.shape[-2] - piece.lead for piece in held_out)
         return total / steps if used >= USED * steps else math.inf
 
     return score
