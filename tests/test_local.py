@@ -173,20 +173,20 @@ def test_error_bars_are_measured_on_blocks_all_over(lengths):
 
 
 def test_a_climb_finds_a_single_minimum_and_stays_in_bounds():
-    target = Cell(scale_z=0.5, scale_x=1.0, lam=1e-1, floor=0.03)
+    target = Cell(scale_z=0.5, scale_x=1.0, lam=1e-1, floor=0.03, eta=0.03)
 
-    def score(cell):
+    def score(cell, limit):
         parts = [abs(FLOORS.index(cell.floor) - FLOORS.index(target.floor))]
-        for name, base in (("scale_z", 2), ("scale_x", 2), ("lam", 10)):
+        for name, base in (("scale_z", 2), ("scale_x", 2), ("lam", 10), ("eta", 30)):
             ratio = getattr(cell, name) / getattr(target, name)
             parts.append(abs(torch.tensor(ratio).log().item()) / torch.tensor(base).log().item())
         return 1.0 + sum(parts)
 
-    names = ("lam", "scale_x", "floor", "scale_z")
-    best, error = climb(score, Cell(), names, (1e-8, 1.0))
+    names = ("lam", "scale_x", "floor", "scale_z", "eta")
+    best, error = climb(score, Cell(), names, {"lam": (1e-8, 1.0), "eta": (1e-6, 1.0)})
     assert best == target
     assert error == pytest.approx(1.0)
-    best, _ = climb(lambda cell: -cell.lam, Cell(), ("lam",), (1e-5, 1e-2))
+    best, _ = climb(lambda cell, limit: -cell.lam, Cell(), ("lam",), {"lam": (1e-5, 1e-2)})
     assert best.lam <= 1e-2
 
 

@@ -87,7 +87,7 @@ class Piece:
 def excerpts(
     data: Sequences, block: range, steps: int, places: Sequence[float] = ALL_OVER
 ) -> list[Piece]:
-    """About so many steps of a block, in pieces from these places of its sequences in turn.
+    """About so many steps of a block, in pieces from these places of sequences all over it.
 
     A lead comes on top for pieces that do not begin where a sequence does.
     """
@@ -95,7 +95,7 @@ def excerpts(
     if len(block) > steps:
         chosen, size = [], steps // len(places) + LEAD
         for k, place in enumerate(places):
-            a, b = rows[k % len(rows)]
+            a, b = rows[k * len(rows) // len(places)]
             start = a + int(place * max(b - a - size, 0))
             chosen.append((start, min(start + size, b)))
         rows = chosen
@@ -123,7 +123,7 @@ def blocks_all_over(lengths: Sequence[int], count: int, size: int) -> list[range
             start = max(middle - size // 2, 0)
             stop = min(start + size, n)
         blocks.append(range(start, stop))
-    return list(dict.fromkeys(blocks))
+    return blocks
 
 
 def outside(rows: Tensor, block: range, dim: int = -2) -> Tensor:

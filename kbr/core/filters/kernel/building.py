@@ -49,7 +49,6 @@ ROUGH_LAM = 1e-6  # below this ridge it loses those by which ridges are told apa
 TOLERANCE = 1e-7  # of factors to choose with: that needs fewer digits than filtering
 LATENT_RANK = 400  # features of the latents at most, of more than MEDIUM points
 SMALL_ETA = 1e-5  # below this ridge what the factor of the latents leaves out shows
-FLOORED_ETA = 1e-6  # of a floored ratio: with less, beliefs get stuck where few latents are
 CLOSE = 1e-11  # so it is made again, to this tolerance
 Medians = tuple[Tensor | None, ...]  # of x, of z and of controls
 Observed = Float[Tensor, "*b n dx"]
@@ -101,8 +100,7 @@ class Builder:
         if bool(floor.isnan().any()):
             return self
         rule = replace(self.rule, floor=floor)  # type: ignore[call-arg]
-        least = max(self.least_eta, FLOORED_ETA)
-        return replace(self, settings=replace(self.settings, rule=rule), least_eta=least)
+        return replace(self, settings=replace(self.settings, rule=rule))
 
     def of_members(self, members: Tensor) -> "Builder":
         """The same for some of the data sets."""

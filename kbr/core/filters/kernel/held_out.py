@@ -42,7 +42,8 @@ from kbr.core.units.scaling import Scaling
 BRIDGES = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0, 30.0)
 GAPS = (1, 2, 4, 8, 14, 20)  # lengths of the gaps that smoothing is tried on
 BETWEEN = 6  # observations between two of them
-MEASURED, BLOCKS = 600, 6  # steps in so many blocks of a long recording
+MEASURED, BLOCKS = 600, len(GAPS)  # steps in so many blocks of a long recording
+SMOOTHED = 80  # steps in each of them that smoothing is measured on with the local engine
 STARTS = 50  # times in a block, or in a few pieces together, at which a filter is started anew
 
 Each = Float[Tensor, "*b"]
@@ -74,15 +75,17 @@ def smoothing_measured(fitted: Fitted) -> Fitted:
     known, choice = fitted.data.calibration, fitted.data.choice
     # Held-out steps of more than one block: the first one was fit to be held out too.
     both = known is not None and max(known.counts) > len(validation_block(fitted.n))
+    local = isinstance(fitted.operators.update, Local)  # each block has gaps of a length of its own
     rows = [
         smoother_rows(
             operators,
             choice.lam_transition,
             choice.lam,
             pieces,
-            fitted.data.history,
+            history=fitted.data.history,
+            gaps=GAPS[k::BLOCKS] if local and both else GAPS,
         )
-        for _, operators, pieces in _held_out(fitted, first_too=both)
+        for k, (_, operators, pieces) in enumerate(_held_out(fitted, first_too=both))
     ]
     return fitted.changed(smoothing=calibrated_rows(fitted.units.z, rows)) if rows else fitted
 
@@ -113,8 +116,8 @@ def _all_over(
     """Blocks of the whole recording: its parts differ, and settings were chosen for one of them."""
     blocks = blocks_all_over(data.lengths, BLOCKS, MEASURED // BLOCKS + LEAD)
     for k, block in enumerate(blocks):
-        place = k / max(len(blocks) - 1, 1)
-        yield block, without(block), excerpts(data, block, MEASURED // len(blocks), [place])
+        place = k / (BLOCKS - 1)
+        yield block, without(block), excerpts(data, block, MEASURED // BLOCKS, [place])
 
 
 def filter_rows(
@@ -196,20 +199,23 @@ def smoother_rows(
     lam_transition: Each,
     lam: Each,
     pieces: Sequence[Piece],
+    *,
     history: int = 1,
+    gaps: Sequence[int] = GAPS,
 ) -> Rows:
     """Smoothed inner beliefs and truths at held-out steps, by distance from evidence."""
     rows: Rows = {}
+    most = SMOOTHED if isinstance(operators.update, Local) else 0
     middles = lam.new_tensor([(a + b) / 2 for a, b in pairwise(BRIDGES)])
     for piece in pieces:
-        x, truth = piece.x, piece.z
-        seen = _patterns(truth.shape[-2]).to(truth.device)
+        x, truth = piece.x[..., -most:, :], piece.z[..., -most:, :]
+        seen = _patterns(truth.shape[-2], gaps).to(truth.device)
         several = (*truth.shape[:-2], *seen.shape)
         query = operators.observe(x).unsqueeze(-3)
         query = query.expand(*several, query.shape[-1])
         if history > 1:
-            gaps = torch.where(seen.unsqueeze(-1), x.unsqueeze(-3), torch.nan)
-            query = _observed(operators, _again(gaps, history).nan_to_num(0.0))
+            masked = torch.where(seen.unsqueeze(-1), x.unsqueeze(-3), torch.nan)
+            query = _observed(operators, _again(masked, history).nan_to_num(0.0))
         lams = lam.unsqueeze(-1).expand(several[:-1])
         result = run_smoother(operators, query, lams, lam_transition, seen.expand(several))
         mean, cov = result.mean.flatten(-3, -2), result.cov.flatten(-4, -3)
@@ -230,13 +236,13 @@ def answers(scaling: Scaling, mean: Tensor, cov: Tensor, truth: Tensor) -> HeldO
     return mean, cov, centred.nearest(exact, mean)
 
 
-def _patterns(steps: int) -> Bool[Tensor, "s t"]:
+def _patterns(steps: int, gaps: Sequence[int]) -> Bool[Tensor, "s t"]:
     """Which observations are there: all of them; and gaps of each length, one after the other.
 
     Twice, the second time half a period later, so that gaps lie at more places.
     """
     time = torch.arange(steps, device="cpu")
     patterns = [torch.ones_like(time, dtype=torch.bool)]
-    for period in (length + BETWEEN for length in GAPS):
+    for period in (length + BETWEEN for length in gaps):
         patterns += [(time + shift) % period < BETWEEN for shift in (0, period // 2)]
     return torch.stack(patterns)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -37,7 +36,7 @@ from kbr.core.filters.sequences import (
 
 VALIDATION_STEPS = 200
 USED = 0.98  # share of the observations that must be evidence
-TUNED_STEPS = 300  # of whole sequences, in pieces
+TUNED_STEPS = 720  # of whole sequences, in few and long pieces: a track is lost late
 MINIMUM_STEPS = 6
 FOLDS = 3
 
@@ -154,32 +153,37 @@ def cell_errors(builder: Builder, data: Sequences, block: range) -> Score:
 
     A setting that finds no evidence in many observations follows its dynamics alone, which may do
     well where they are regular and fails where they are not: its error is infinite. Factors are
-    kept for the next setting, only the last ones: of many points they are large.
+    kept for the next setting, only the last ones: of many points they are large. Once the error is
+    above the limit of use, it is no longer added up: infinite too.
     """
     rest, held_out = data.outside(block), excerpts(data, block, TUNED_STEPS)
-    builder = builder.measured(rest).floored(rest.z.new_tensor(0.0))
-    kept = rest.z.shape[-1] - rest.rates
+    builder, kept = builder.measured(rest), rest.z.shape[-1] - rest.rates
+    given = builder.settings.lam_transition
 
     @lru_cache(maxsize=1)
-    def latents(scale: float) -> tuple[Features, Lift | None, dict[str, Any]]:
-        return builder.ridged_latents(rest, scale)
+    def latents(scale: float) -> tuple[Features, Lift | None]:
+        features = builder.latents(rest.z, scale, TOLERANCE)
+        return features, builder.lift(features.train, rest, 10 * TOLERANCE)
 
     @lru_cache(maxsize=1)
     def update(scale: float, lam: float) -> Update:
         return builder.update(rest.observed, scale, TOLERANCE, lam=lam, rough=True)
 
-    def score(cell: Cell) -> float:
-        features, lift, ridges = latents(cell.scale_z)
+    def score(cell: Cell, limit: float) -> float:
+        features, lift = latents(cell.scale_z)
+        ridges = {"eta": cell.eta, "lam_transition": cell.eta if given is None else given}
         floored = builder.floored(rest.z.new_tensor(cell.floor))
         now = update(cell.scale_x, cell.lam)
         operators = floored.operators(now, features, rest.z, rest.lengths, lift=lift, **ridges)
         lam, total, used = rest.z.new_tensor([cell.lam]), 0.0, 0.0
+        steps = sum(piece.z.shape[-2] - piece.lead for piece in held_out)
         for piece in held_out:
+            if total > limit * steps:
+                return math.inf
             result = run_filter(operators, operators.observe(piece.x).unsqueeze(-3), lam)
             error = (result.mean.squeeze(-3) - piece.z)[..., piece.lead :, :kept]
             total += float(error.square().sum())
             used += float(result.evidence[..., piece.lead :].sum())
-        steps = sum(piece.z.shape[-2] - piece.lead for piece in held_out)
         return total / steps if used >= USED * steps else math.inf
 
     return score
