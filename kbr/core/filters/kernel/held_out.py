@@ -210,6 +210,8 @@ def smoother_rows(
     for piece in pieces:
         x, truth = piece.x[..., -most:, :], piece.z[..., -most:, :]
         seen = _patterns(truth.shape[-2], gaps).to(truth.device)
+        if most:  # a piece that begins or ends in a gap would be one without a track
+            seen[:, :BETWEEN] = seen[:, -BETWEEN:] = True
         several = (*truth.shape[:-2], *seen.shape)
         query = operators.observe(x).unsqueeze(-3)
         query = query.expand(*several, query.shape[-1])
