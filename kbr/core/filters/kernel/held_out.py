@@ -18,6 +18,7 @@ from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.large import is_large
 from kbr.core.filters.kernel.local import Local
 from kbr.core.filters.kernel.run import Queries, run_filter, run_forecast, run_smoother
+from kbr.core.filters.kernel.sensors import SensorOperators
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import FittedData
 from kbr.core.filters.kernel.validation import (
@@ -130,7 +131,11 @@ def filter_rows(
     """Inner beliefs and truths at held-out steps, by horizon."""
     rows: Rows = {}
 
-    def add(horizon: int, mean: Tensor, cov: Tensor, truth: Tensor) -> None:
+    def add(
+        horizon: int, mean: Tensor, cov: Tensor, truth: Tensor, kept: Tensor | None = None
+    ) -> None:
+        if kept is not None:
+            mean, cov, truth = mean[kept], cov[kept], truth[kept]
         if truth.shape[-2]:
             rows.setdefault(float(horizon), []).append((mean, cov, truth))
 
@@ -145,14 +150,18 @@ def filter_rows(
         result = _run(operators, query.unsqueeze(-3), lam)
         mean = means(result, x.unsqueeze(-3))
         mean, cov = mean.squeeze(-3), result.cov.squeeze(-4)
-        awake = max(lead, WAKING)
-        add(0, mean[..., awake:, :], cov[..., awake:, :, :], truth[..., awake:, :])
+        awake, seen = max(lead, WAKING), None
+        if isinstance(operators, SensorOperators):  # without any, a step is not of this horizon
+            seen = result.evidence.squeeze(-2)
+        now = None if seen is None else seen[awake:]
+        add(0, mean[..., awake:, :], cov[..., awake:, :, :], truth[..., awake:, :], now)
         assert result.states is not None
         states, longest = result.states.squeeze(-3), min(LONGEST, steps - lead - 1)
         forecasts = run_forecast(operators, states, longest, query)
         for h, moments in enumerate(forecasts, start=1):
             ahead = operators.readout.mean_cov(moments[..., lead:-h, :])
-            add(h, *ahead, truth[..., lead + h :, :])
+            begun = None if seen is None else seen[lead:-h]
+            add(h, *ahead, truth[..., lead + h :, :], begun)
         if steps >= WAKING:
             begun, exact = _again(_starts(x, starts), history), _starts(truth, starts)
             query = _starts(query, starts) if history == 1 else _observed(operators, begun)
