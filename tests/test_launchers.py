@@ -133,7 +133,7 @@ def test_ranges_on_the_command_line_are_searched(search):
     [
         ("iw_nn", {"model.filter.lr", "model.filter.noise", "encoder.dropout", "model.filter.lam"}),
         ("lstm", {"model.filter.lr", "model.filter.noise", "model.filter.dropout"}),
-        ("gru", {"model.filter.lr", "model.filter.noise", "model.filter.dropout"}),
+        ("gru", {f"model.filter.{name}" for name in ("lr", "noise", "dropout", "chunk")}),
     ],
 )
 def test_what_is_searched_by_itself(search, model, keys):
