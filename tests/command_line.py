@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from hydra.core.hydra_config import HydraConfig
 
@@ -24,11 +25,17 @@ class Done:
 
 
 def call(*arguments: str, script: str = "train.py", folder: Path = ROOT) -> Done:
-    """`python train.py ...` or `python evaluate.py ...`, from the project's folder or another."""
-    from kbr.app import cli
+    """A script or console command, from the project's folder or another."""
+    from kbr.app import cli, inspect_data
     from kbr.app.run import claim
+    from kbr.app.streaming import command as streaming
 
-    command = {"train.py": cli.train, "evaluate.py": cli.evaluate}[script]
+    command = {
+        "train.py": cli.train,
+        "evaluate.py": cli.evaluate,
+        "kbr-inspect": inspect_data.main,
+        "kbr-filter": streaming.main,
+    }[script]
     out, err = io.StringIO(), io.StringIO()
     code = 0
     with _as_a_process(script, arguments, folder), redirect_stdout(out), redirect_stderr(err):
@@ -43,7 +50,10 @@ def call(*arguments: str, script: str = "train.py", folder: Path = ROOT) -> Done
 
 @contextmanager
 def _as_a_process(script: str, arguments: tuple[str, ...], at: Path) -> Iterator[None]:
-    """Arguments, folder and environment of a process of its own; all of it is put back."""
+    """Arguments, folder and environment of a process of its own; all of it is put back.
+
+    Modules of the user's folder are forgotten: another test may have others of the same name.
+    """
     argv, path, environ, folder = sys.argv, list(sys.path), dict(os.environ), Path.cwd()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     sys.argv = [str(ROOT / script), *arguments]
@@ -58,3 +68,11 @@ def _as_a_process(script: str, arguments: tuple[str, ...], at: Path) -> Iterator
         os.chdir(folder)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        if at != ROOT:
+            for name in [name for name, module in sys.modules.items() if _is_in(module, at)]:
+                del sys.modules[name]
+
+
+def _is_in(module: ModuleType, folder: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).is_relative_to(folder)

@@ -103,11 +103,7 @@ def test_a_sweep_writes_tables_and_skips_what_is_finished(tmp_path):
         f"hydra.sweep.dir={tmp_path}",
     ]
     command = [sys.executable, str(ROOT / "train.py"), *arguments]  # its cells are processes too
-
-    def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-
-    first = run()
+    first = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert first.returncode == 0, first.stderr
     assert "wall time" in first.stdout
     rows = read(tmp_path / "results.csv")
@@ -115,7 +111,7 @@ def test_a_sweep_writes_tables_and_skips_what_is_finished(tmp_path):
     for name in ("summary.csv", "table.txt", "low_dim.png", "low_dim.svg"):
         assert (tmp_path / name).is_file()
     before = (tmp_path / "results.csv").read_text()
-    second = run()
+    second = call(*arguments, "hydra/launcher=basic")  # nothing is left to do side by side
     assert second.stdout.count("already finished") == 4
     assert (tmp_path / "results.csv").read_text() == before
 
@@ -202,14 +198,21 @@ def test_a_gpu_that_is_not_there_is_advice():
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train(folder, "data=rotation", "model=iw", "logger=csv")
+    return folder
+
+
 @pytest.mark.parametrize("damage", ["truncated", "foreign", "code", "missing"])
-def test_a_bad_checkpoint_is_a_clear_error(tmp_path, damage):
+def test_a_bad_checkpoint_is_a_clear_error(finished, tmp_path, damage):
     import pickle
 
     import torch
 
     folder, mark = tmp_path / "run", tmp_path / "executed"
-    train(folder, "data=rotation", "model=iw")
+    shutil.copytree(finished, folder)
     path = folder / "checkpoints" / "best.ckpt"
 
     class Bomb:
