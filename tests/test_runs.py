@@ -4,6 +4,7 @@ import csv
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -341,8 +342,9 @@ def test_ctrl_c_and_the_printed_command_goes_on(tmp_path):
     line = errors.strip().splitlines()[-1]
     assert line.startswith("kbr: stopped by Ctrl-C. The last checkpoint is ")
     before = contents(folder / ".hydra")
-    typed = line.partition("Go on: ")[2].replace("python", sys.executable, 1)
-    again = subprocess.run(typed, shell=True, capture_output=True, text=True, check=False, cwd=ROOT)
+    python, script, *typed = shlex.split(line.partition("Go on: ")[2])
+    assert python == "python"
+    again = call(*typed, script=script)
     assert again.returncode == 0, again.stderr
     assert contents(folder / ".hydra") == before
     assert json.loads((folder / "metrics.json").read_text())["test/trials"] == 2
