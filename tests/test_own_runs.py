@@ -112,7 +112,8 @@ def test_one_command_gives_a_run_in_recorded_units_that_evaluates_again(tmp_path
     x, z = turning(200)
     path, folder = saved(tmp_path, x=x, z=z), tmp_path / "run"
     keys = ["data.z=[yaw]", "data.circular=[yaw]", "data.x=[a,b]", "data.units={a:V,b:V}"]
-    done = call("data=recording", f"data.path={path}", *keys, "model=iw", f"hydra.run.dir={folder}")
+    words = [f"data.path={path}", *keys, "model=iw", f"hydra.run.dir={folder}"]
+    done = call("data=recording", *words, pictures=True)
     assert done.returncode == 0, done.stderr
     assert "yaw [deg]" in done.stdout
     metrics = json.loads((folder / "metrics.json").read_text())
@@ -172,7 +173,8 @@ def test_networks_train_on_images(tmp_path):
     frames = (255 * np.exp(-spots / 3)).astype(np.uint8)
     path = saved(tmp_path, x=frames, z=z)
     small = ["model.filter.epochs=2", "model.filter.val_every=1", "encoder=cnn"]
-    done = call("data=recording", f"data.path={path}", *small, f"hydra.run.dir={tmp_path / 'run'}")
+    words = [f"data.path={path}", *small, f"hydra.run.dir={tmp_path / 'run'}"]
+    done = call("data=recording", *words, pictures=True)
     assert done.returncode == 0, done.stderr
     assert "encoder=mlp" not in done.stdout
     drawn = {picture.stem for picture in (tmp_path / "run" / "figures").glob("*.png")}

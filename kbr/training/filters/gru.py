@@ -18,12 +18,12 @@ class GRUFilter(RecurrentFilter):
     Ref: Cho et al. 2014.
     """
 
-    # As for the LSTM, but with less noise: better on vectors, and no worse on images.
+    # As for the LSTM, with less noise: better on vectors, and no worse on images.
     epochs: int = 400
     slack: float = 0.0
     noise: float = 0.1
     dropout: float | None = 0.0
-    chunk: int = 30
+    chunk: int = 100
 
     kind: ClassVar[str] = "kbr.gru_filter"
     network: ClassVar[type[SequenceModule]] = GRUModule

@@ -62,7 +62,7 @@ class StateModule(RecurrentModule):
     sequences take as many steps as short ones, and every frame is at times a first one.
     """
 
-    def __init__(self, *, chunk: int = 30, **shared: Any) -> None:
+    def __init__(self, *, chunk: int = 100, **shared: Any) -> None:
         super().__init__(**shared)
         self.chunk = chunk
 
