@@ -14,7 +14,8 @@ embedding cost O(n rank) each. What remains is second = Psi' diag(r) Psi, in fou
 Shapes: *b data sets fitted together, s sequences (or ridges) filtered together in each.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -25,7 +26,7 @@ from kbr.core.features import FeatureMap, Features, pivot_triangle, take_rows
 from kbr.core.kernels import Kernel
 from kbr.core.linalg import pivoted_cholesky
 from kbr.core.rules import Rule
-from kbr.core.tables import at_rows, sum_rows, weighted_gram
+from kbr.core.tables import at_rows, blocks, extended, sum_rows, weighted_gram
 
 Points = Float[Tensor, "*b q dx"]
 Coordinates = Float[Tensor, "*b q c"]
@@ -34,6 +35,7 @@ State = Float[Tensor, "*b s p"]
 Query = Float[Tensor, "*b s c"]
 Ridge = Float[Tensor, "*b s"]
 Flags = Bool[Tensor, "*b s"]
+Mixing = Callable[[Tensor], Tensor]  # of points with these features over the pivots
 
 ENGINES = ("auto", "low_rank", "compressed", "active_set", "local")
 
@@ -69,12 +71,24 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Growing(Protocol):
+    """An update that more training observations can be added to: for `partial_fit`."""
+
+    def grown(self, x: Points) -> Update:
+        """The same update with these too, after the others."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class LowRank:
     """second = Psi' diag(r) Psi by one product per sequence."""
 
     features: Features
     name: ClassVar[str] = "low_rank"
+
+    def grown(self, x: Points) -> "LowRank":
+        return replace(self, features=self.features.grown(x))
 
     def observe(self, x: Points) -> Coordinates:
         return self.features(x)
@@ -94,7 +108,16 @@ class Compressed(LowRank):
 
     mixing: Float[Tensor, "*b n q"]
     pivots: Float[Tensor, "*b q d"]
+    mix: Mixing
     name: ClassVar[str] = "compressed"
+
+    def grown(self, x: Points) -> "Compressed":
+        n, more = self.mixing.shape[-2], x.shape[-2]
+        psi, mixing = (extended(table, more) for table in (self.features.train, self.mixing))
+        for rows in blocks(more):
+            at, some = slice(n + rows.start, n + rows.stop), self.features(x[..., rows, :].double())
+            psi[..., at, :], mixing[..., at, :] = some, self.mix(some)
+        return replace(self, features=replace(self.features, train=psi), mixing=mixing)
 
     def second(self, ratio: Weights) -> Float[Tensor, "*b s d d"]:
         wide = self.pivots.unsqueeze(-3)
@@ -109,6 +132,12 @@ class ActiveSet:
     points: Float[Tensor, "*b n dx"]
     gram: Float[Tensor, "*b n n"]
     name: ClassVar[str] = "active_set"
+
+    def grown(self, x: Points) -> "ActiveSet":
+        points = torch.cat([self.points, x.to(self.points)], -2)
+        n, below = self.points.shape[-2], self.kernel(x.to(self.points), points)
+        right = torch.cat([self.gram, below[..., :n].mT], -1)
+        return replace(self, points=points, gram=torch.cat([right, below], -2))
 
     def observe(self, x: Points) -> Coordinates:
         return self.kernel(x, self.points)
@@ -140,9 +169,25 @@ def compress(features: Features, *, tolerance: float) -> Compressed:
     """
     psi = features.train
     factor, pivots = square_pivots(psi, tolerance=tolerance)
-    triangle, _ = pivot_triangle(factor, pivots)
+    triangle, used = pivot_triangle(factor, pivots)
     mixing = torch.linalg.solve_triangular(triangle, factor, upper=False, left=False)
-    return Compressed(features, mixing.contiguous(), take_rows(psi, pivots).contiguous())
+    few = take_rows(psi, pivots).contiguous()
+    return Compressed(features, mixing.contiguous(), few, mixer(few, triangle, used))
+
+
+def mixer(
+    pivots: Float[Tensor, "*b q d"], triangle: Float[Tensor, "*b q q"], used: Bool[Tensor, "*b q"]
+) -> Mixing:
+    """The mixing of any point over the pivots.
+
+    Math: T(x) = K_qq^-1 k(q, x)^2 with K_qq the pivots' squared Gram matrix = triangle triangle'.
+    """
+
+    def mixing(psi: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m q"]:
+        squared = (pivots @ psi.mT).square() * used.unsqueeze(-1)
+        return torch.cholesky_solve(squared, triangle).mT
+
+    return mixing
 
 
 def square_pivots(

@@ -58,10 +58,11 @@ def measured(
     Settings were chosen for the validation block, so its errors are a little too small: the first
     block of the data is taken too, unless observations are features that have seen it. `correct`
     gives what corrects the means of a block. Of very many training points a block is so small a
-    part that the filter itself stands for the one without it.
+    part that the filter itself stands for the one without it. Steps that were added after the fit
+    are not among those held out.
     """
     rows, lam = [], fitted.data.choice.lam
-    for block, operators, pairs in _held_out(fitted, first_too=first_too):
+    for block, operators, pairs in _held_out(fitted.founding, first_too=first_too):
         mend = None if correct is None else correct(block)
         rows.append(filter_rows(operators, lam, pairs, mend, fitted.data.history))
     return fitted.changed(calibration=calibrated_rows(fitted.units.z, rows)) if rows else fitted
@@ -71,9 +72,10 @@ def smoothing_measured(fitted: Fitted) -> Fitted:
     """The same for smoothed beliefs; what is known already stays."""
     if fitted.data.smoothing is not None or fitted.n < MINIMUM_STEPS:
         return fitted
+    first = fitted.founding
     known, choice = fitted.data.calibration, fitted.data.choice
     # Held-out steps of more than one block: the first one was fit to be held out too.
-    both = known is not None and max(known.counts) > len(validation_block(fitted.n))
+    both = known is not None and max(known.counts) > len(validation_block(first.n))
     rows = [
         smoother_rows(
             operators,
@@ -82,7 +84,7 @@ def smoothing_measured(fitted: Fitted) -> Fitted:
             _fewer(operators, pairs),
             fitted.data.history,
         )
-        for _, operators, pairs in _held_out(fitted, first_too=both)
+        for _, operators, pairs in _held_out(first, first_too=both)
     ]
     return fitted.changed(smoothing=calibrated_rows(fitted.units.z, rows)) if rows else fitted
 
