@@ -47,7 +47,7 @@ def grown(
     """
     n, z = operators.n, data.z
     _check_size(operators, z.shape[-2])
-    update = _grown(operators.update, data.observed[..., n:, :])
+    update = _grown(operators.update, data.observed[..., n:, :], float(data.choice.lam.min()))
     if isinstance(operators, KnownOperators):
         return KnownOperators.of(operators.rule, update, z), None
     assert isinstance(operators, LearnedOperators)
@@ -87,14 +87,14 @@ def grown(
     return made, latents
 
 
-def _grown(update: Update, x: Float[Tensor, "*b m dx"]) -> Update:
+def _grown(update: Update, x: Float[Tensor, "*b m dx"], lam: float) -> Update:
     if not isinstance(update, Growing):
         raise KbrError(
             f"the update {type(update).__name__} of an engine of your own cannot take more rows. "
-            "Give it a method grown(x) that returns it with these observations too, or call fit "
-            "with all rows."
+            "Give it a method grown(x, lam) that returns it with these observations too, or call "
+            "fit with all rows."
         )
-    return update.grown(x)
+    return update.grown(x, lam=lam)
 
 
 def _check_size(operators: Operators, n: int) -> None:
@@ -104,7 +104,7 @@ def _check_size(operators: Operators, n: int) -> None:
         what = "TransitionRatio" if known else f"the {update.name} engine"
         raise KbrError(
             f"{what} forms n x n matrices and is for at most {LARGE:,} points, here {n:,}. Call "
-            "fit on fewer rows, or with engine='auto' and KuLSIF."
+            "fit with all rows, engine='auto' and KuLSIF."
         )
     tables: list[Any] = [*vars(operators).values(), *vars(update).values()]
     tables += [update.features.train] if isinstance(update, LowRank) else []

@@ -193,12 +193,12 @@ def _mixing(engine: str, observed: Features, lam: float) -> tuple[Tensor, Mixing
 
 def tabulated(observed: Features, mixing: tuple[Tensor, Mixing] | None, x: Tensor) -> Update:
     """The update with its tables of features, and of mixing where it is compressed."""
-    empty = observed.train[..., :0, :].to(STORED)
-    update = LowRank(replace(observed, train=empty))
-    if mixing is not None:
-        pivots, mix = mixing
-        update = Compressed(update.features, pivots.mT[..., :0, :].to(STORED), pivots, mix)
-    return update.grown(x)
+    empty = replace(observed, train=observed.train[..., :0, :].to(STORED))
+    if mixing is None:
+        return LowRank(empty.grown(x))
+    pivots, mix = mixing
+    none = pivots.mT[..., :0, :].to(STORED)
+    return Compressed(empty, none, pivots, mix, pivots.shape[-2]).filled(x)[0]
 
 
 def latent_table(

@@ -77,16 +77,16 @@ class Lift:
         triangle, used = pivot_triangle(factor, pivots)
         unit = torch.diag_embed(used.to(triangle.dtype))
         inverse: Tensor = torch.linalg.solve_triangular(triangle, unit, upper=False)
-        lift = cls(
+        empty = cls(
             kernel,
-            u,
+            u[..., :0, :],
             tolerance,
             take_rows(few, pivots).contiguous(),
             kernel.anchored(take_rows(few_u, pivots)),
             inverse.mT.contiguous(),
             phi.new_empty(*phi.shape[:-2], 0, pivots.shape[-1]),
         )
-        return lift.of_steps(phi, u)
+        return empty.of_steps(phi, u)
 
     def of_steps(self, phi: Float[Tensor, "*b k p"], u: Float[Tensor, "*b k du"]) -> "Lift":
         """The same landmarks for other training steps."""

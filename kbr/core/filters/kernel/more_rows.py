@@ -31,6 +31,12 @@ def with_rows(
     """The filter's data with these rows after its own."""
     data, units = fitted.data, fitted.units
     x, z, u, time = recorded(units, x, z, u, time)
+    batch = data.z.shape[:-2]
+    if batch and (isinstance(z, list) or as_tensor(z, name="z").shape[: len(batch)] != batch):
+        raise KbrError(
+            f"this filter holds {batch.numel()} data sets: pass z {[*batch, 'T', 'dz']}, and x "
+            "like it, rows for each of them."
+        )
     goes_on = continues and _has_first_row(x) and _has_first_row(z)
     timed = units.u is not None and units.u.time
     if goes_on:

@@ -18,10 +18,10 @@ from kbr.core.filters.kernel.operators import LearnedOperators
 from kbr.core.filters.kernel.saving import SavedFilter
 from kbr.core.filters.kernel.step import Operators
 
-BADLY = 0.01  # share of k(z, z) that features may leave out of a new row
+BADLY = 0.3  # share of k(z, z) that features may leave out of a new row
 COMPARED = 512  # rows of the fit, evenly spaced, that new rows are compared with
 
-Share = Float[Tensor, "*b n"]
+Share = Float[Tensor, "*b _"]
 Growable = TypeVar("Growable", bound="GrowingFilter")
 
 
@@ -91,13 +91,18 @@ def warn_of_unlike(grown: Fitted, before: Fitted) -> None:
         limit = first.amax(-1, keepdim=True).clamp_min(BADLY)
         count = int((new > limit).reshape(-1, new.shape[-1]).any(0).sum())
         words += [f"{name} of {count}"] if count else []
+    said = []
     if words:
-        warnings.warn(
+        said.append(
             f"of {grown.n - before.n} new rows, {', '.join(words)} lie where there were none in "
             "fit: features are made from the rows of fit and represent these badly, so that little "
-            "is learned from them. Call fit with all rows.",
-            stacklevel=3,
+            "is learned from them"
         )
+    engines = [fitted.operators.update.name for fitted in (before, grown)]
+    if engines[0] != engines[1]:
+        said.append(f"the {engines[0]} engine would need as many pivots again: {engines[1]} now")
+    if said:
+        warnings.warn(f"{'; '.join(said)}. Call fit with all rows.", stacklevel=3)
 
 
 def _left_out(grown: Fitted, before: Fitted) -> Iterator[tuple[str, Share, Share]]:
