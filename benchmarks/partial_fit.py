@@ -54,8 +54,12 @@ def made_anew(fitted: Fitted) -> Fitted:
         update = Local(update.kernel, data.observed.double())
     else:
         assert isinstance(update, LowRank)
-        mixing = (update.pivots, update.mix) if isinstance(update, Compressed) else None
+        mixing, own = None, torch.zeros(0, dtype=torch.int64)
+        if isinstance(update, Compressed):
+            mixing = (update.pivots[: update.base], update.mix)
+            own = update.mixing[:, update.base :].argmax(0)  # rows that are pivots themselves
         update = tabulated(update.features, mixing, data.observed)
+        update = update.with_pivots(own) if isinstance(update, Compressed) else update
     phi, sums = latent_table(latents, data.z, data.lengths)
     ridges = {"eta": data.choice.eta, "lam_transition": data.choice.lam_transition}
     made = learned_operators(

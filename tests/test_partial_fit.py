@@ -1,10 +1,14 @@
 """More pairs for a fitted filter: as a fit to all rows with the same features, in all its forms."""
 
 import pickle
+import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
+import kbr._torchvision  # noqa: F401  (before lightning)
+
+# isort: split
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,6 +25,7 @@ from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.local import Local, LocalOperators
 from kbr.core.filters.refined import RefinedFilter
 from kbr.core.io import checkpoint
+from kbr.training import MLP, LearnedFilter
 
 N = 100  # rows of the fit
 BORDERS = [0, 60, N, 115, 150]  # of the sequences in which the rows come
@@ -33,7 +38,8 @@ def rows(seed=0, n=BORDERS[-1]):
 def fixed(rule=None, **settings):
     """Nothing to search: a fit in no time."""
     rule = rule or ImportanceWeightedRule(lam=1e-2)
-    return KernelBayesFilter(rule=rule, eta=1e-3, scales=(0.7,), widths=(1.5,), **settings)
+    settings = {"eta": 1e-3, "scales": (0.7,), "widths": (1.5,), **settings}
+    return KernelBayesFilter(rule=rule, **settings)
 
 
 def pieces(values, start, stop):
@@ -142,6 +148,29 @@ def test_tables_of_very_many_points_grow(engine, monkeypatch):
     for name, total in vars(other.operators.sums).items():  # in float64
         torch.testing.assert_close(getattr(old.sums, name), total, rtol=1e-10, atol=1e-8)
     agree(made, other, rows(1, 8)[0], atol=1e-4)  # as close as float32 tables are
+
+
+@pytest.mark.parametrize(
+    ("count", "scale", "name"), [(4, 0.7, "compressed"), (50, 2.0, "low_rank")]
+)
+def test_what_compression_leaves_out_is_kept_exactly(count, scale, name, tmp_path):
+    """New rows in another place become pivots, or all features are used; weights stay sound."""
+    x, z = rows()
+    x, z = (torch.cat([part[: 150 - count], part[150 - count :] + 3]) for part in (x, z))
+    kinds = ("compressed", "low_rank")
+    made, exact = (fixed(engine=kind, scales=(scale,)).fit(x[:N], z[:N]) for kind in kinds)
+    base = made.operators.update.base
+    for filt in (made, exact):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of rows far off
+            filt.partial_fit(x[N:130], z[N:130]).partial_fit(x[130:], z[130:])
+    assert made.operators.update.name == name
+    if name == "compressed":
+        assert base + count <= made.operators.update.pivots.shape[-2] < 2 * base
+    near = x[-8:] if count == 50 else rows(1, 8)[0]
+    agree(made, exact, near, atol=1e-5)
+    made.save(tmp_path / "filter.ckpt")
+    agree(made, KernelBayesFilter.load(tmp_path / "filter.ckpt"), near)
 
 
 def test_features_that_do_not_depend_on_data_make_it_fit_itself(tmp_path):
@@ -418,6 +447,39 @@ def test_refined_filters_pass_rows_on(tmp_path):
     torch.testing.assert_close(
         again.filter(x[:10]).mean, made.filter(x[:10]).mean, rtol=0, atol=1e-8
     )
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning with torch's pytrees
+    "ignore:You are using `torch.load` with `weights_only=False`",
+    "ignore:`lr_scheduler.step..` before",
+)
+def test_learned_features_of_new_rows_join_the_kernel_filter(tmp_path):
+    """The network stays: the kernel filter of its features of all rows; also from its file."""
+    x, z = rows()
+    encoder = partial(MLP, hidden=(8,), n_features=4)
+    values = {"lams": (1e-2,), "scales": (0.7,), "etas": (1e-3,), "n_fourier": 16}
+    made = LearnedFilter(encoder=encoder, epochs=2, val_every=2, **values)
+    quiet = {"enable_progress_bar": False, "accelerator": "cpu", "devices": 1}
+    made.partial_fit(x[:N], z[:N], trainer=quiet)
+    first = made.kernel_filter.fitted.data
+    lost = x[N:120].clone()
+    lost[5] = 1e9  # larger than any of training: no observation
+    with pytest.warns(UserWarning, match="1 of 20 training rows"):
+        made.partial_fit(lost, z[N:120], continues=True)
+    made.partial_fit([x[120:]], [z[120:]])
+    data = made.kernel_filter.fitted.data
+    assert data.lengths == [N + 5, 14, 30]
+    psi, _, _ = made.encode(made.units.observations(x[120:]))
+    torch.testing.assert_close(data.x[-30:], psi[0])
+    assert torch.equal(data.x[:N], first.x)
+    made.save(tmp_path / "learned.ckpt")
+    again = LearnedFilter.load(tmp_path / "learned.ckpt")
+    for run in ("filter", "smooth"):
+        one, two = (getattr(filt, run)(x[:8]) for filt in (made, again))
+        torch.testing.assert_close(one.mean, two.mean, rtol=0, atol=1e-8)
+        torch.testing.assert_close(one.cov, two.cov, rtol=0, atol=1e-8)
+    assert again.kernel_filter.operators.n == N + 49
 
 
 @pytest.fixture(scope="module")

@@ -117,12 +117,12 @@ class Compressed(LowRank):
     def grown(self, x: Points, *, lam: float) -> LowRank:
         """New points that the pivots leave out too much of become pivots themselves.
 
-        Too much: psi_i psi_i' off by a tenth of lam. Where that makes twice the pivots or more,
-        compression no longer pays.
+        Too much is psi_i psi_i' off by half of lam: with less, second + n lam I stays positive. If
+        that makes twice the pivots or more, compression no longer pays.
         """
         update, left = self.filled(x)
         whole = self.pivots.square().sum(-1).square().amax(-1, keepdim=True)
-        off = left > max(LEFT_OUT, 1e-2 * lam**2) * whole
+        off = left > (LEFT_OUT * whole).clamp_min((lam / 2) ** 2)
         n, rows = self.mixing.shape[-2], off.reshape(-1, off.shape[-1]).any(0).nonzero().squeeze(-1)
         few = len(rows) + self.pivots.shape[-2] < 2 * self.base
         return update.with_pivots(n + rows) if few else LowRank(update.features)
