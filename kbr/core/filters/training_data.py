@@ -78,8 +78,8 @@ def training_data(
                     "sensors are groups of columns of x [T, dx], of one data set; got x of shape "
                     f"{list(observed.shape)}. Leave sensors out."
                 )
-            known = names_x or _numbered("x", shape[0])
-            units = replace(units, sensors=sensors_of(sensors, known, units.x.circular))
+            called = names_x or _numbered("x", shape[0])
+            units = replace(units, sensors=sensors_of(sensors, called, units.x.circular))
     inner = units.x.apply(observed, "x").to(observed.dtype)
     flat = inner.reshape(*latents.shape[:-1], -1)
     one = tuple(inner.shape[latents.ndim - 1 :])
