@@ -139,11 +139,11 @@ class KernelBayesFilter(GrowingFilter):
         return self._choose(data, scored=True)
 
     def _choose(self, data: TrainingData, **options: Any) -> Choice:
-        if isinstance(self.rule.ratio, TransitionRatio) and (data.controls or data.sensors):
-            raise KbrError(
-                "TransitionRatio knows its dynamics, without controls, and takes no absent "
-                "sensors: leave out u and sensors."
-            )
+        if isinstance(self.rule.ratio, TransitionRatio):
+            if data.controls:
+                raise KbrError("TransitionRatio knows its dynamics, without controls: leave u out.")
+            if data.sensors is not None:
+                raise KbrError("TransitionRatio takes no absent sensors: leave sensors out.")
         if data.sensors is not None:
             if not self.rule.normalize:
                 raise KbrError("sensors need a rule that normalises its weights: see model=iw.")
