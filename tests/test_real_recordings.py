@@ -24,9 +24,9 @@ READERS = {"rtt_canteen": rtt_canteen, "battery": battery, "turbofan": turbofan}
 READERS["uwb_plaza"] = uwb_plaza
 SETTINGS = {
     "rtt_canteen": {"missing": False, "resample": None},
-    "battery": {"step": 30.0},
+    "battery": {"step": 30.0, "controls": True},
     "turbofan": {"truth": "last"},
-    "uwb_plaza": {"site": "Plaza1", "hold": 6.0, "max_gap": 10.0, "resample": None},
+    "uwb_plaza": {"site": "Plaza1", "hold": 6.0, "resample": None, "controls": True},
 }
 
 
@@ -153,7 +153,8 @@ def beacon_places(site: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", READERS)
 def test_each_is_a_task(name):
     """The task splits as the reader does, and its notes say what was done."""
-    problem = getattr(tasks, name)(name=name, root=str(ROOT), **SETTINGS[name])
+    gap = {"max_gap": 10.0} if name == "uwb_plaza" else {}
+    problem = getattr(tasks, name)(name=name, root=str(ROOT), **SETTINGS[name], **gap)
     held_out, ids = problem.parts.held_out, problem.recording.ids
     assert (held_out == np.char.startswith(ids, "test/")).all()
     assert problem.parts.kind == "documented"
@@ -161,6 +162,16 @@ def test_each_is_a_task(name):
     assert problem.info()["test/mse_of_mean"] > 0
     assert problem.filter_units.x_names == problem.recording.x_names
     assert problem.parts.train_rows.size > 0.9 * (~held_out).sum()
+    moved = {"battery": ("Current [A]",), "uwb_plaza": ("distance", "turn")}.get(name, ())
+    assert problem.recording.u_names == moved
+    other = problem.without_controls("lstm")
+    assert (other is problem) == (not moved)
+    assert other.filter_units.u is None
+    if name == "uwb_plaza":  # further columns, and it is said
+        assert other.recording.x_names[-2:] == moved
+        assert "this model takes no control inputs: distance, turn further" in other.notes[1]
+    if name == "battery":
+        assert other.recording.x_names == problem.recording.x_names
     if name == "turbofan":
         few = tasks.turbofan(name=name, root=str(ROOT), truth="last", n_test=10)
         with pytest.raises(KbrError, match=r"known z\. Raise data\.n_test"):

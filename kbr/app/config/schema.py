@@ -169,6 +169,7 @@ class OwnData:
     time: Column | None
     max_gap: Positive | None
     resample: Step | None
+    added: Annotated[str | list[str], Described("a list of columns, [] for none")]
     decimal: Literal["point", "comma"]
     rename: dict[str, str] | None
     circular: Annotated[str | list[str], Described("a list of columns, [] for none")]
@@ -203,6 +204,7 @@ class Canteen(Real):
 @dataclass
 class Battery(Real):
     step: Positive | None
+    controls: bool
 
 
 @dataclass
@@ -215,6 +217,7 @@ class Plaza(Real):
     site: Literal["Plaza1", "Plaza2"]
     hold: NotNegative
     resample: Positive | None
+    controls: bool
 
 
 # ------------------------------------------------------------------------------------------- models
@@ -269,6 +272,13 @@ class LearnedFilter(TrainedFilter):
 class LSTMFilter(TrainedFilter):
     window: Annotated[int, Range(1, most=10**6)]
     hidden: Annotated[int, Range(1, most=10**5)]
+
+
+@dataclass
+class Frames:
+    estimator: Node
+    grid: dict[str, Annotated[list[Any], Length()]]
+    most: Count | None
 
 
 @dataclass
@@ -387,6 +397,7 @@ TARGETS: dict[str, type] = {
     "kbr.app.real.tasks.battery": Battery,
     "kbr.app.real.tasks.turbofan": Turbofan,
     "kbr.app.real.tasks.uwb_plaza": Plaza,
+    "kbr.app.baselines.frames.TunedFrames": Frames,
     "kbr.ImportanceWeightedRule": Rule,
     "kbr.OriginalRule": OriginalRule,
     "kbr.ParticleFilter": ParticleFilter,

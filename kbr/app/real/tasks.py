@@ -1,13 +1,14 @@
 """The real recordings as data options: what `_target_` of their config files names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from kbr.app.real import battery as cell
 from kbr.app.real import rtt_canteen as walks
+from kbr.app.real import uwb_plaza as plaza
 from kbr.app.real.battery import battery as read_battery
 from kbr.app.real.rtt_canteen import rtt_canteen as read_rtt_canteen
 from kbr.app.real.sequences import TEST, RealRecording
@@ -25,8 +26,11 @@ class RealSource(Source):
 
     reader: Callable[[], RealRecording]
 
+    controls_fit_x: ClassVar[bool] = True
+
     def read(self) -> Recording:
-        return self.reader().recording
+        found = self.reader().recording
+        return found if self.u else replace(found, u=None, u_names=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,7 @@ def _task(
     units: Mapping[str, str],
     circular: Sequence[str] = (),
     resample: float | None = None,
+    added: Sequence[str] = (),
     **source: Any,
 ) -> OwnData:
     return OwnData(
@@ -60,6 +65,7 @@ def _task(
         angle_unit="radians",
         units=units,
         resample=resample,
+        added=added,
     )
 
 
@@ -82,7 +88,9 @@ def rtt_canteen(
     )
 
 
-def battery(*, name: str, root: str | None, step: float | None, **keys: Any) -> OwnData:
+def battery(
+    *, name: str, root: str | None, step: float | None, controls: bool, **keys: Any
+) -> OwnData:
     return _task(
         name,
         lambda: read_battery(root, step=None),
@@ -91,6 +99,7 @@ def battery(*, name: str, root: str | None, step: float | None, **keys: Any) -> 
         units={},
         resample=step,
         time=cell.TIME,
+        u=cell.U if controls else None,
     )
 
 
@@ -105,7 +114,14 @@ def turbofan(*, name: str, root: str | None, truth: str, **keys: Any) -> OwnData
 
 
 def uwb_plaza(
-    *, name: str, root: str | None, site: str, hold: float, resample: float | None, **keys: Any
+    *,
+    name: str,
+    root: str | None,
+    site: str,
+    hold: float,
+    resample: float | None,
+    controls: bool,
+    **keys: Any,
 ) -> OwnData:
     return _task(
         name,
@@ -114,4 +130,6 @@ def uwb_plaza(
         keys=keys,
         units=METRES,
         resample=resample,
+        u=plaza.U if controls else None,
+        added=plaza.U if controls else (),
     )

@@ -53,8 +53,10 @@ def uwb_plaza(root: str | Path | None, *, site: str = "Plaza1", hold: float = 0.
         ids=np.where(test, f"{TEST}{site}", f"{TRAIN}{site}"),
         stamps=time,
         notes=(f"ranges count for {hold:g} s after they came",) if hold else (),
+        u=u,
+        u_names=U,
     )
-    return RealRecording(recording=recording, u=u, u_names=U)
+    return RealRecording(recording=recording)
 
 
 def _at(time: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -60,6 +61,8 @@ class Source:
     needs_z    False: z may be absent, as in a new recording that is to be filtered only;
     may_lack   which of sequence and time are taken only if they are there.
     """
+
+    controls_fit_x: ClassVar[bool] = False  # whether u may be taken as columns of x
 
     path: Paths | None
     x: Sequence[str] | None = None

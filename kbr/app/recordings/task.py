@@ -65,6 +65,8 @@ class OwnData:
     angle_unit: str = "degrees"
     units: Mapping[str, str] | None = None
     resample: str | float | None = None
+    added: Sequence[str] = ()  # control inputs that add up over longer steps, others are averaged
+    controls_in_x: bool = False  # for a model that takes none
 
     val_name: ClassVar[str] = "val_mse_standardised"
     is_recorded: ClassVar[bool] = True
@@ -74,7 +76,8 @@ class OwnData:
             raise KbrError(
                 f"data.angle_unit must be degrees or radians; got {self.angle_unit!r}. Set it."
             )
-        object.__setattr__(self, "circular", listed(self.circular) or ())
+        for key in ("circular", "added"):
+            object.__setattr__(self, key, listed(getattr(self, key)) or ())
 
     @cached_property
     def recording(self) -> Recording:
@@ -89,15 +92,29 @@ class OwnData:
                         f"({', '.join(recording.z_names)}) or x. Correct data.{key}, or name the "
                         "columns (data.x, data.z)."
                     )
-        if self.resample is None:
-            return recording
-        return resampled(
-            recording,
-            self.resample,
-            angles=self.circular,
-            turn=full_turn(self.angle_unit),
-            max_gap=self.splitting.max_gap,
-        )
+        if unknown := [name for name in self.added if name not in recording.u_names]:
+            raise KbrError(f"data.added names '{unknown[0]}', which is no control input (data.u).")
+        if self.resample is not None:
+            recording = resampled(
+                recording,
+                self.resample,
+                angles=self.circular,
+                turn=full_turn(self.angle_unit),
+                max_gap=self.splitting.max_gap,
+                added=self.added,
+            )
+        return recording.with_controls_in_x() if self.controls_in_x else recording
+
+    def without_controls(self, model: str) -> "OwnData":
+        """For a model that takes none: u are columns of x, where they may be."""
+        if self.source.u is None:
+            return self
+        if not self.source.controls_fit_x:
+            raise KbrError(
+                f"data.u: model={model} takes no control inputs; model=iw, iw_paper and original "
+                "do. Else put them among data.x."
+            )
+        return replace(self, controls_in_x=True)
 
     @cached_property
     def parts(self) -> Split:
@@ -129,7 +146,9 @@ class OwnData:
                 "time": source.time or "time",
                 "dates": recording.time_unit == "s" if recording.time is not None else None,
                 **{key: getattr(source, key) for key in READING},
+                **({"u": None} if self.controls_in_x else {}),
                 "resample": self.resample,
+                "added": list(self.added),
             },
             u=self._controls(),
         )
@@ -382,6 +401,7 @@ def recording(
     angle_unit: str = "degrees",
     units: Mapping[str, str] | None = None,
     resample: str | float | None = None,
+    added: Sequence[str] = (),
     **keys: Any,
 ) -> OwnData:
     """What data=recording names: how the file is read (`Source`), split (`Splitting`), scaled."""
@@ -394,4 +414,5 @@ def recording(
         angle_unit=angle_unit,
         units=units,
         resample=resample,
+        added=added,
     )

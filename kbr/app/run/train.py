@@ -138,12 +138,6 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     mark = fingerprint(config)
     trusted = None if config.resume is None else names_of(config.trust)
     problem, method = build(config, trusted)
-    units = getattr(problem, "filter_units", None)
-    if units is not None and units.u is not None and not getattr(method, "takes_controls", False):
-        raise KbrError(
-            f"data.u: model={method.name} takes no control inputs; model=iw, iw_paper and original "
-            "do. Else put them among data.x."
-        )
     is_first = launch_of().is_first
     if not (is_first or getattr(method, "trains", False)):
         raise SystemExit(0)  # a closed form has work for one process
