@@ -34,7 +34,7 @@ SIGNED = {"omega", "beta", "frequency"}  # the numbers that may be negative
 NOT_PARTS = {"figure", *(f"figure.{name}" for name in FREE)}  # mappings, or null
 MAY_BE_EMPTY = {"label", "version"}  # texts
 MAY_BE_NULL = {"data.path", "data.step", "data.max_gap", "model.ridge", "model.filter.dropout"}
-MAY_BE_NULL |= {"logger.tracking_uri"}
+MAY_BE_NULL |= {"logger.tracking_uri", "figure.x", "model.most", "model.frames.most"}
 
 
 ALL = [*FILES, "train", "evaluate"]

@@ -66,7 +66,7 @@ class Train:
 @dataclass
 class Figure:
     name: Name
-    x: Name
+    x: Name | None
     label: str
     reference: Name
     models: Annotated[list[Name], Length()]
@@ -190,6 +190,7 @@ class OwnData:
 class Real:
     name: Name
     root: Folder | None
+    rows: Count | None
     max_gap: Positive | None
     n_train: Count | None
     n_test: Count | None
@@ -378,6 +379,7 @@ OPTIONS: dict[str, type] = {
     "data/battery": Battery,
     "data/turbofan": Turbofan,
     "data/uwb_plaza": Plaza,
+    "data/uwb_plaza2": Plaza,
     "model/*": AnyModel,
     "trainer/*": ParallelTrainer,
     "trainer/auto": Trainer,

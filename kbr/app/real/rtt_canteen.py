@@ -18,7 +18,8 @@ SOURCE = (
     "of raw_data: circle<n>_.../M1_13_mod.csv and M2_24_mod.csv."
 )
 SIGNALS = ("RTT Distance (m)", "RTT std (m)", "RSS (dBm)")
-RANGES = tuple(f"AP{k} {signal}" for k in range(1, 7) for signal in SIGNALS)
+POINTS = 6
+RANGES = tuple(f"AP{k} {signal}" for k in range(1, POINTS + 1) for signal in SIGNALS)
 INERTIAL = tuple(f"{sensor}{axis}" for sensor in ("Acc", "Gyro", "Mag") for axis in "XYZ")
 X = (*RANGES, *INERTIAL, "Azimuth", "Pitch", "Roll")
 TRAIN_WALKS, TEST_WALKS = (1, 2, 3, 4, 5, 6), (7, 9)

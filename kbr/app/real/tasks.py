@@ -2,18 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from kbr.app.real import battery as cell
+from kbr.app.real import pictures
 from kbr.app.real import rtt_canteen as walks
 from kbr.app.real import uwb_plaza as plaza
 from kbr.app.real.battery import battery as read_battery
 from kbr.app.real.rtt_canteen import rtt_canteen as read_rtt_canteen
 from kbr.app.real.sequences import TEST, RealRecording
+from kbr.app.real.thinning import thinned
 from kbr.app.real.turbofan import turbofan as read_turbofan
 from kbr.app.real.uwb_plaza import uwb_plaza as read_uwb_plaza
+from kbr.app.recordings.measure import CYCLES, DISTANCE, PERCENT, Measure
 from kbr.app.recordings.read import Source
 from kbr.app.recordings.recording import Recording
 from kbr.app.recordings.split import Splitting
@@ -45,20 +49,40 @@ class Documented(Splitting):
         return "documented", np.char.startswith(recording.ids, TEST)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RealData(OwnData):
+    """Own data with a picture of their own, and an error that people of the field know."""
+
+    measure: Measure
+    story: Callable[[Path, OwnData, Any], None]  # into a file, of the problem and a filter
+    rows: int | None  # at most so many training rows, evenly thinned
+
+    def _steps(self, recording: Recording) -> Recording:
+        steps = super()._steps(recording)
+        if self.rows is None:
+            return steps
+        _, held_out = self.splitting.held_out(steps)
+        return thinned(steps, held_out, self.rows, tuple(self.added))
+
+
 def _task(
     name: str,
     reader: Callable[[], RealRecording],
     *,
     root: str | None,
+    rows: int | None,
     keys: Mapping[str, Any],
     units: Mapping[str, str],
+    measure: Measure,
+    story: Callable[[Path, OwnData, Any], None],
     circular: Sequence[str] = (),
     resample: float | None = None,
     added: Sequence[str] = (),
     **source: Any,
 ) -> OwnData:
-    return OwnData(
+    return RealData(
         name=name,
+        rows=rows,
         source=RealSource(path=root, reader=reader, **source),
         splitting=Documented(**keys),
         circular=circular,
@@ -66,6 +90,8 @@ def _task(
         units=units,
         resample=resample,
         added=added,
+        measure=measure,
+        story=story,
     )
 
 
@@ -73,14 +99,23 @@ METRES = {"position_1": "m", "position_2": "m"}
 
 
 def rtt_canteen(
-    *, name: str, root: str | None, missing: bool, resample: float | None, **keys: Any
+    *,
+    name: str,
+    root: str | None,
+    rows: int | None = None,
+    missing: bool,
+    resample: float | None,
+    **keys: Any,
 ) -> OwnData:
     return _task(
         name,
         lambda: read_rtt_canteen(root, missing=missing),
         root=root,
+        rows=rows,
         keys=keys,
         units=METRES,
+        measure=DISTANCE,
+        story=pictures.canteen_walk,
         circular=["Azimuth"],
         resample=resample,
         time=walks.TIME,
@@ -89,27 +124,41 @@ def rtt_canteen(
 
 
 def battery(
-    *, name: str, root: str | None, step: float | None, controls: bool, **keys: Any
+    *,
+    name: str,
+    root: str | None,
+    rows: int | None = None,
+    step: float | None,
+    controls: bool,
+    **keys: Any,
 ) -> OwnData:
     return _task(
         name,
         lambda: read_battery(root, step=None),
         root=root,
+        rows=rows,
         keys=keys,
         units={},
+        measure=PERCENT,
+        story=pictures.discharges,
         resample=step,
         time=cell.TIME,
         u=cell.U if controls else None,
     )
 
 
-def turbofan(*, name: str, root: str | None, truth: str, **keys: Any) -> OwnData:
+def turbofan(
+    *, name: str, root: str | None, rows: int | None = None, truth: str, **keys: Any
+) -> OwnData:
     return _task(
         name,
         lambda: read_turbofan(root, truth=truth),
         root=root,
+        rows=rows,
         keys=keys,
         units={"remaining": "cycles"},
+        measure=CYCLES,
+        story=pictures.engine_life,
     )
 
 
@@ -117,6 +166,7 @@ def uwb_plaza(
     *,
     name: str,
     root: str | None,
+    rows: int | None = None,
     site: str,
     hold: float,
     resample: float | None,
@@ -127,8 +177,11 @@ def uwb_plaza(
         name,
         lambda: read_uwb_plaza(root, site=site, hold=hold),
         root=root,
+        rows=rows,
         keys=keys,
         units=METRES,
+        measure=DISTANCE,
+        story=pictures.robot_path,
         resample=resample,
         u=plaza.U if controls else None,
         added=plaza.U if controls else (),

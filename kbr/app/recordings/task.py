@@ -94,16 +94,21 @@ class OwnData:
                     )
         if unknown := [name for name in self.added if name not in recording.u_names]:
             raise KbrError(f"data.added names '{unknown[0]}', which is no control input (data.u).")
-        if self.resample is not None:
-            recording = resampled(
-                recording,
-                self.resample,
-                angles=self.circular,
-                turn=full_turn(self.angle_unit),
-                max_gap=self.splitting.max_gap,
-                added=self.added,
-            )
+        recording = self._steps(recording)
         return recording.with_controls_in_x() if self.controls_in_x else recording
+
+    def _steps(self, recording: Recording) -> Recording:
+        """The rows that count as steps."""
+        if self.resample is None:
+            return recording
+        return resampled(
+            recording,
+            self.resample,
+            angles=self.circular,
+            turn=full_turn(self.angle_unit),
+            max_gap=self.splitting.max_gap,
+            added=self.added,
+        )
 
     def without_controls(self, model: str) -> "OwnData":
         """For a model that takes none: u are columns of x, where they may be."""
@@ -123,6 +128,11 @@ class OwnData:
     @property
     def has_own_vectors(self) -> bool:
         return not self.recording.has_images
+
+    @property
+    def test_steps(self) -> int:
+        """Rows that a filter goes through; some of them may not be scored."""
+        return len(self.parts.test_rows)
 
     @property
     def notes(self) -> tuple[str, ...]:
