@@ -81,11 +81,19 @@ class TunedFrames:
         if len(options) == 1:
             return options[0]
         some = spaced(len(x), TRIED_ROWS)
-        errors = []
-        for option in options:
-            missed = self._crossed(x[some], z[some], fold[some], option) - z[some]
-            errors.append(np.nanmean(np.square(missed).sum(1)))
-        return options[int(np.argmin(errors))]
+        errors: dict[int, float] = {}
+        for k, option in enumerate(options):
+            try:
+                missed = self._crossed(x[some], z[some], fold[some], option) - z[some]
+            except KbrError:
+                raise
+            except ValueError as error:  # such as more neighbours than rows
+                refused = str(error).splitlines()[0]
+                continue
+            errors[k] = float(np.nanmean(np.square(missed).sum(1)))
+        if not errors:
+            raise KbrError(f"model.grid: no setting can be fitted to these rows: {refused}")
+        return options[min(errors, key=lambda k: errors[k])]
 
     def _crossed(
         self, x: np.ndarray, z: np.ndarray, fold: np.ndarray, option: Mapping[str, Any]

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.patches import Ellipse
-from scipy.optimize import least_squares
 
 from kbr.app.figures.beliefs import AGAINST, ESTIMATE, TRUTH, ellipse_axes
 from kbr.app.figures.style import picture
 from kbr.app.real import rtt_canteen as walks
+from kbr.app.real import uwb_plaza as plaza
 from kbr.app.real.turbofan import MOST
 from kbr.app.recordings.task import OwnData
 from kbr.core.uncertainty.regions import coverage
@@ -23,6 +23,7 @@ LEVEL = 0.9
 NORMAL_90 = 1.6449  # standard deviations to either side
 CIRCLE_90 = 2.1460  # radius that holds 90 % of a Gaussian in the plane
 ELLIPSES = 25  # along a path
+MOWED = 300  # steps of the robot
 PLACE = {"color": AGAINST, "ls": "none", "marker": "^", "ms": 8}
 
 
@@ -38,8 +39,8 @@ class Scene:
     time: np.ndarray  # [T]
 
     @classmethod
-    def of(cls, problem: OwnData, filt: Any, piece: int) -> "Scene":
-        found, rows = problem.recording, problem.parts.test[piece]
+    def of(cls, problem: OwnData, filt: Any, piece: int, most: int | None = None) -> "Scene":
+        found, rows = problem.recording, problem.parts.test[piece][:most]
         moves = {} if found.u is None else {"u": torch.from_numpy(found.u[rows])}
         result = filt.filter(torch.from_numpy(found.x[rows]), **moves)
         assert found.ids is not None
@@ -63,18 +64,16 @@ class Scene:
 
 
 def canteen_walk(path: Path, problem: OwnData, filt: Any) -> None:
-    """The first test walk among the access points, whose places are fitted to training ranges."""
-    places = {
-        f"AP{k}": _beacon(problem, f"AP{k} {walks.SIGNALS[0]}") for k in range(1, walks.POINTS + 1)
-    }
-    _path(path, Scene.of(problem, filt, 0), places, "access points, fitted", "a walk")
+    """The first test walk among the access points."""
+    places = walks.places(_root(problem))
+    _path(path, Scene.of(problem, filt, 0), places, "access points", "a walk")
 
 
 def robot_path(path: Path, problem: OwnData, filt: Any) -> None:
-    """The test part among the beacons, whose places are fitted to training ranges."""
-    names = [name for name in problem.recording.x_names if name.startswith("beacon")]
-    places = {name.removeprefix("beacon "): _beacon(problem, name) for name in names}
-    _path(path, Scene.of(problem, filt, 0), places, "beacons, fitted", "the robot's way")
+    """The beginning of the test part among the beacons: all of it would cover the lawn."""
+    site = str(problem.recording.ids[-1]).partition("/")[2]  # type: ignore[index]
+    scene = Scene.of(problem, filt, 0, most=MOWED)
+    _path(path, scene, plaza.places(_root(problem), site=site), "beacons", "mowing")
 
 
 def discharges(path: Path, problem: OwnData, filt: Any) -> None:
@@ -96,15 +95,15 @@ def engine_life(path: Path, problem: OwnData, filt: Any) -> None:
     last = [problem.recording.z[rows[-1], 0] for rows in problem.parts.test]
     scenes = [Scene.of(problem, filt, k) for k in range(len(last))]
     scene = scenes[int(np.nanargmin(last))]
-    left = np.minimum(scene.truth[-1, 0] + np.arange(len(scene.rows))[::-1], MOST)
+    left = np.minimum(scene.truth[-1, 0] + scene.time[-1] - scene.time, MOST)
     ends = [(one.truth[-1, 0], one.mean[-1, 0], one.cov[-1, 0, 0] ** 0.5) for one in scenes]
     truth, mean, spread = np.array(sorted(ends)).T
     inside = np.mean(np.abs(mean - truth) <= NORMAL_90 * spread)
     with picture(path, 1, 2, figsize=(8.4, 3.1), sharey=True) as (figure, axes):
         one, every = axes[0]
-        _band(one, np.arange(1, len(left) + 1), scene.mean[:, 0], np.sqrt(scene.cov[:, 0, 0]))
-        one.plot(np.arange(1, len(left) + 1), left, color=TRUTH, lw=1, ls="--")
-        one.set_xlabel("cycle")
+        _band(one, scene.time, scene.mean[:, 0], np.sqrt(scene.cov[:, 0, 0]))
+        one.plot(scene.time, left, color=TRUTH, lw=1, ls="--")
+        one.set_xlabel("cycles since the first")
         one.set_ylabel("remaining cycles")
         one.set_title(f"test engine {scene.name}", fontsize=9)
         at = np.arange(1, len(truth) + 1)
@@ -129,10 +128,14 @@ def _path(path: Path, scene: Scene, places: dict[str, np.ndarray], what: str, na
             axis.add_patch(Ellipse(centre, *size, angle=angle, **look))
         axis.plot(*scene.truth.T, color=TRUTH, lw=1, ls="--", label="truth")
         axis.plot(*scene.mean.T, color=ESTIMATE, lw=1.1, label="filter, 90 % ellipses")
-        axis.plot(*np.stack(list(places.values())).T, **PLACE, label=what)
-        for label, place in places.items():
+        for number, (label, place) in enumerate(places.items()):
+            axis.plot(*place, **PLACE, label=what if number == 0 else None)
             axis.annotate(label, place, xytext=(6, 4), textcoords="offset points", fontsize=8)
-        axis.set_aspect("equal", adjustable="datalim")
+        seen = np.vstack([scene.truth, scene.mean, *places.values()])
+        low, high = seen.min(0), seen.max(0)  # not of the ellipses, which may be wide
+        margin = 0.08 * (high - low).max()
+        axis.set(xlim=(low[0] - margin, high[0] + margin), ylim=(low[1] - margin, high[1] + margin))
+        axis.set_aspect("equal", adjustable="box")
         axis.set_xlabel("position [m]")
         axis.set_ylabel("position [m]")
         title = f"{name}: mean error {missed:.2f} m, {scene.inside:.0%} inside"
@@ -140,24 +143,8 @@ def _path(path: Path, scene: Scene, places: dict[str, np.ndarray], what: str, na
         figure.legend(loc="outside lower center", ncols=3, columnspacing=1)
 
 
-def _beacon(problem: OwnData, name: str) -> np.ndarray:
-    """Where a beacon stands, by the ranges of the training rows.
-
-    Math: min over place p and offset b of sum_t rho(|z_t - p| + b - range_t), rho robust.
-    """
-    found, rows = problem.recording, problem.parts.train_rows
-    ranges, z = found.x[rows, found.x_names.index(name)], found.z[rows]
-    there = np.isfinite(ranges) & (ranges > 0)  # 0: no answer
-    ranges, z = ranges[there], z[there]
-
-    def errors(guess: np.ndarray) -> np.ndarray:
-        missed: np.ndarray = np.hypot(*(z - guess[:2]).T) + guess[2] - ranges
-        return missed
-
-    nearest = z[np.argsort(ranges)[: max(1, len(z) // 50)]].mean(0)
-    best = least_squares(errors, [*nearest, 0.0], loss="soft_l1")
-    place: np.ndarray = best.x[:2]
-    return place
+def _root(problem: OwnData) -> str:
+    return str(problem.source.path)
 
 
 def _band(axis: Any, at: np.ndarray, mean: np.ndarray, spread: np.ndarray) -> None:

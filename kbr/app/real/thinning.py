@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from kbr.app.recordings.recording import Recording
+from kbr.core.errors import KbrError
 
 
 def thinned(
@@ -13,11 +14,18 @@ def thinned(
     """Every k-th row of all sequences, their last ones among them; k is the least with `most`
     training rows or fewer. Control inputs are averaged over the rows between, or `added` up.
     """
-    step = max(1, -(-int((~held_out).sum()) // most))
-    if step == 1:
-        return recording
     ends = np.append(np.flatnonzero(np.diff(recording.sequence)), len(recording) - 1)
     behind = ends[recording.sequence] - np.arange(len(recording))  # rows to the sequence's end
+    trained, step = behind[~held_out], 1
+    if (trained == 0).sum() > most // 2:
+        raise KbrError(
+            f"data.rows={most} is too few for {(trained == 0).sum()} training sequences: each needs "
+            "two rows at least. Raise it."
+        )
+    while (trained % step == 0).sum() > most:
+        step += 1
+    if step == 1:
+        return recording
     kept = np.flatnonzero(behind % step == 0)
     u = recording.u
     if u is not None:

@@ -59,6 +59,12 @@ def uwb_plaza(root: str | Path | None, *, site: str = "Plaza1", hold: float = 0.
     return RealRecording(recording=recording)
 
 
+def places(root: str | Path | None, *, site: str = "Plaza1") -> dict[str, np.ndarray]:
+    """Where the beacons stand, m; for pictures."""
+    path = file_of(folder_of(root, "uwb_plaza", SOURCE), SOURCE, f"{site}.mat")
+    return {f"{row[0]:g}": row[1:3] for row in variable(path, "TL", MAX_BYTES)}
+
+
 def _at(time: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Values [T, d] at other times, linearly between the known ones."""
     return np.stack([np.interp(time, known, column) for column in values.T], axis=1)

@@ -17,8 +17,8 @@ WIDEST = 6  # columns of a table that is 80 characters wide
 OTHERS = {  # columns of results.csv beside the squared error, and what tables call them
     "error": "error",
     "coverage_90": "in 90 %",
-    "fit_cpu_seconds": "CPU s to fit",
-    "step_cpu_seconds": "CPU s a step",
+    "fit_cpu_seconds": "CPU s, fit",
+    "step_cpu_seconds": "CPU s, step",
 }
 
 
@@ -196,24 +196,22 @@ def legend(table: Sequence[ModelSummary], reference: str | None) -> list[str]:
 
 
 def _lines(table: Sequence[ModelSummary], width: int) -> list[str]:
-    """A model a line; beside its error, where there is a measure of it in units, all else."""
-    measured = any(one.measure for one in table)
-    others = [name for name in OTHERS if any(name in dict(one.others) for one in table)]
-    shown = others if measured else []
-    lines = []
-    if shown:
-        units = next(one.measure for one in table if one.measure)
-        heads = (units.rpartition("[")[2].rstrip("]") if n == "error" else OTHERS[n] for n in shown)
-        lines = [
-            f"  error: {units}",
-            f" {'':<{width}}{'MSE':>11}{'':<10}" + "".join(f"{h:>13}" for h in heads),
+    """A model a line, with the standard error; or, where it is measured in units, with all else."""
+    measure = next((one.measure for one in table if one.measure), None)
+    if measure is None:
+        return [
+            f" {one.model:<{width}}{_cell(one):>11} ± {in_digits(one.stderr, like=one.mean)}"
+            for one in table
         ]
+    unit = measure.rpartition("[")[2].rstrip("]")
+    heads = ("MSE", unit, *(name for column, name in OTHERS.items() if column != "error"))
+    lines = [f"  error: {measure}", f" {'':<{width}}" + "".join(f"{head:>12}" for head in heads)]
     for one in table:
-        stderr = in_digits(one.stderr, like=one.mean)
         known = dict(one.others)
-        cells = (f"{known[n]:>13.3g}" if n in known else f"{'-':>13}" for n in shown)
-        lines.append(f" {one.model:<{width}}{_cell(one):>11} ± {stderr:<7}" + "".join(cells))
-    return [line.rstrip() for line in lines]
+        cells = (f"{known[name]:.3g}" if name in known else "-" for name in OTHERS)
+        texts = "".join(f"{text:>12}" for text in (_cell(one), *cells))
+        lines.append(f" {one.model:<{width}}{texts}")
+    return lines
 
 
 def _blocks(table: Sequence[ModelSummary], width: int) -> list[str]:
