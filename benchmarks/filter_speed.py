@@ -94,7 +94,7 @@ def measure(n: int, *, repeats: int, budget: float) -> dict[str, float | str]:
     data = Rotation().generate(n_train=n, n_test=200, seed=0)
     many, _ = Rotation().sample(200, torch.Generator().manual_seed(1), (32,))
     rule = ImportanceWeightedRule(lam=LAM, normalize=False)
-    filt = KernelBayesFilter(rule=rule, eta=ETA, scales=(1.0,), widths=(1.0,))
+    filt = KernelBayesFilter(rule=rule, eta=ETA, scales=(1.0,), widths=(1.0,), standardize=False)
     filt.fit(data.x_train, data.z_train)
     one = seconds_per_step(filt, data.x_test, repeats)
     each = seconds_per_step(filt, many, repeats) / len(many)

@@ -165,7 +165,7 @@ def test_absent_observations_are_kept_where_they_are_allowed():
     np.testing.assert_array_equal(training_sequences([x], [Z], missing=True)[0].numpy(), gaps)
     with pytest.raises(KbrError, match="z must be finite"):
         as_pairs(X, x, missing=True)
-    with pytest.raises(KbrError, match="at least one row without missing values"):
+    with pytest.raises(KbrError, match="at least one number that is not missing"):
         as_pairs(np.full_like(X, np.nan), Z, missing=True)
 
 

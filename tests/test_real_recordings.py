@@ -3,6 +3,7 @@
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,11 +23,12 @@ THERE = pytest.mark.skipif(
 )
 READERS = {"rtt_canteen": rtt_canteen, "battery": battery, "turbofan": turbofan}
 READERS["uwb_plaza"] = uwb_plaza
+WAYS = {"resample": None, "controls": True}
 SETTINGS = {
     "rtt_canteen": {"missing": False, "resample": None},
     "battery": {"step": 30.0, "controls": True},
     "turbofan": {"truth": "last"},
-    "uwb_plaza": {"site": "Plaza1", "hold": 6.0, "resample": None, "controls": True},
+    "uwb_plaza": {"site": "Plaza1", "hold": 6.0, "sensors": False} | WAYS,
 }
 
 
@@ -164,10 +166,16 @@ def test_each_is_a_task(name):
     assert problem.parts.train_rows.size > 0.9 * (~held_out).sum()
     moved = {"battery": ("Current [A]",), "uwb_plaza": ("distance", "turn")}.get(name, ())
     assert problem.recording.u_names == moved
-    other = problem.without_controls("lstm")
-    assert (other is problem) == (not moved)
+    other = problem.suited(SimpleNamespace(name="lstm"))
     assert other.filter_units.u is None
-    if name == "uwb_plaza":  # further columns, and it is said
+    if name == "uwb_plaza":  # further columns, and it is said; absent sensors, or whole rows
+        keys = {**SETTINGS[name], **gap, "sensors": True}
+        parted = tasks.uwb_plaza(name=name, root=str(ROOT), **keys)
+        assert parted.filter_units.sensors is not None
+        assert parted.parts.train_rows.size >= problem.parts.train_rows.size
+        np.testing.assert_array_equal(
+            parted.suited(SimpleNamespace(name="lstm")).recording.x, other.recording.x
+        )
         assert other.recording.x_names[-2:] == moved
         assert "this model takes no control inputs: distance, turn further" in other.notes[1]
     if name == "battery":
@@ -187,13 +195,13 @@ def test_a_run_trains_and_is_evaluated_again(name, tmp_path, monkeypatch, capsys
     few = ["data.n_train=150", "data.n_test=40", f"hydra.run.dir={tmp_path}/run"]
     command(monkeypatch, "train", f"data={name}", f"data.root={ROOT}", "model=iw", *few)
     said = capsys.readouterr().out
-    assert "averaged into" in said if name == "battery" else "ranges count for 6 s" in said
+    assert "averaged into" in said if name == "battery" else "of x are there: beacon" in said
     command(monkeypatch, "evaluate", "run=run")
     if name == "battery":  # a new file is averaged as the training rows were
         path = ROOT / "battery_25degC" / "551_US06.csv"
         command(monkeypatch, "evaluate", "run=run", f"data.path={path}")
         saved = np.load("run/evaluation/551_US06/posterior.npz")
-        assert saved["mean"].shape == (1, 134, 1)
+        assert saved["mean"].shape == (1, 34, 1)
 
 
 @THERE

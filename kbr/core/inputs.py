@@ -174,6 +174,6 @@ def as_pairs(
     if own:
         x_, z_ = owned(x_, x), owned(z_, z)
     flat = x_.reshape(*lead, -1)
-    if missing and flat.device.type != "meta" and bool(flat.isnan().any(-1).all(-1).any()):
-        raise KbrError("x must have at least one row without missing values; got none.")
+    if missing and flat.device.type != "meta" and bool(flat.isnan().all()):
+        raise KbrError("x must have at least one number that is not missing; got none.")
     return flat, z_, shape

@@ -92,9 +92,7 @@ def build(config: DictConfig, trusted: Trusted = ()) -> tuple[Problem, Method]:
         if not hasattr(thing, needed):
             raise KbrError(f"{key} is a {type(thing).__name__}, which cannot be used as one.")
     problem, method = built
-    if isinstance(problem, OwnData) and not getattr(method, "takes_controls", False):
-        problem = problem.without_controls(method.name)
-    return problem, method
+    return problem.suited(method) if isinstance(problem, OwnData) else problem, method
 
 
 def method_of(config: DictConfig, trusted: Trusted = ()) -> Any:

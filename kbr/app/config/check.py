@@ -96,8 +96,7 @@ class Check:
             if values is not None or not refers:
                 value = text if values is None else values[name]
                 check_value(copied.group(1) if copied else key, value, kind)
-            free = any(get_origin(one) in (dict, Mapping) for one in (kind, *get_args(kind)))
-            if isinstance(text, dict) and not free:  # free: the user's names, like those of columns
+            if isinstance(text, dict) and not _has_own_names(kind):
                 self._walk(key, text, None if values is None else values[name])
 
     def _kinds(self, path: str, node: Mapping[str, Any]) -> dict[str, Kind]:
@@ -185,6 +184,11 @@ def check_value(key: str, value: Any, kind: Kind) -> None:
     """An error that names key, expected and got."""
     if not suits(value, kind):
         raise KbrError(f"{key} must be {expected(kind, value)}; got {written(value)}.")
+
+
+def _has_own_names(kind: Any) -> bool:
+    """Whether keys may be names of the user's, like those of columns."""
+    return get_origin(kind) in (dict, Mapping) or any(map(_has_own_names, get_args(kind)))
 
 
 @cache

@@ -31,6 +31,12 @@ Column = Annotated[str, Length(), Described("the name of a column")]
 Columns = Annotated[
     str | list[str | int | float], Length(), Described("a column, or a list of columns")
 ]
+Fusion = Literal["auto", "product", "sequence"]
+Parted = Annotated[
+    Literal["each"] | dict[str, Columns],
+    Length(),
+    Described("each, or a mapping {sensor: [columns], ...}"),
+]
 Path = Annotated[str, Length(), Described("the path of one file or folder")]
 Paths = Annotated[
     str | list[Path], Length(), Described("a file, a folder, a pattern (*), or a list of them")
@@ -173,6 +179,7 @@ class OwnData:
     decimal: Literal["point", "comma"]
     rename: dict[str, str] | None
     circular: Annotated[str | list[str], Described("a list of columns, [] for none")]
+    sensors: Parted | None
     angle_unit: Literal["degrees", "radians"]
     units: dict[str, str] | None
     split: Literal["auto", "time", "sequence"]
@@ -217,6 +224,7 @@ class Turbofan(Real):
 class Plaza(Real):
     site: Literal["Plaza1", "Plaza2"]
     hold: NotNegative
+    sensors: bool
     resample: Positive | None
     controls: bool
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from kbr.app.config.schema import Auto, Count, Engine, Grid, Positive
+from kbr.app.config.schema import Auto, Count, Engine, Fusion, Grid, Positive
 from kbr.app.config.values import Node
 from kbr.app.models.announce import announce, grid_progress
 from kbr.app.models.outcome import Alternative, Method, Outcome, edge_notes
@@ -57,7 +57,9 @@ class KernelMethod:
     compare_learned: bool = False
     history: Count | Auto = 1
     velocity: bool | Auto = False
+    fusion: Fusion = "auto"
 
+    takes_sensors: ClassVar[bool] = True
     takes_controls: ClassVar[bool] = True
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
@@ -107,6 +109,7 @@ class KernelMethod:
             standardize=False,  # the problem's units do, where it has any
             history=self.history,
             velocity=self.velocity,
+            fusion=self.fusion,
         )
 
     def _filtered(

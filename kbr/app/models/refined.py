@@ -25,6 +25,7 @@ class RefinedMethod(KernelMethod):
     ridge: Positive | None = 1.0
 
     takes_controls: ClassVar[bool] = False
+    takes_sensors: ClassVar[bool] = False
 
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         return super().run(sequential(problem, self.name), seeds, context)

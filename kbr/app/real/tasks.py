@@ -30,10 +30,8 @@ class RealSource(Source):
 
     reader: Callable[[], RealRecording]
 
-    controls_fit_x: ClassVar[bool] = True
-
     def read(self) -> Recording:
-        found = self.reader().recording
+        found = replace(self.reader().recording, parted=self.parted)
         return found if self.u else replace(found, u=None, u_names=())
 
 
@@ -56,6 +54,16 @@ class RealData(OwnData):
     measure: Measure
     story: Callable[[Path, OwnData, Any], None]  # into a file, of the problem and a filter
     rows: int | None  # at most so many training rows, evenly thinned
+    whole: RealSource  # for models that take no absent sensors
+
+    def suited(self, method: Any) -> OwnData:
+        """Models without controls see them as columns of x, those without sensors whole rows."""
+        found = self
+        if not getattr(method, "takes_controls", False):
+            found = replace(found, controls_in_x=True)
+        if self.sensors is not None and not getattr(method, "takes_sensors", False):
+            found = replace(found, sensors=None, source=self.whole)
+        return found
 
     def _steps(self, recording: Recording) -> Recording:
         steps = super()._steps(recording)
@@ -78,12 +86,17 @@ def _task(
     circular: Sequence[str] = (),
     resample: float | None = None,
     added: Sequence[str] = (),
+    parted: Callable[[], RealRecording] | None = None,
     **source: Any,
 ) -> OwnData:
+    """`parted` is the reader for models that know absent sensors, where columns are such."""
+    whole = RealSource(path=root, reader=reader, **source)
     return RealData(
         name=name,
         rows=rows,
-        source=RealSource(path=root, reader=reader, **source),
+        whole=whole,
+        source=whole if parted is None else replace(whole, reader=parted, parted=True),
+        sensors=None if parted is None else "each",
         splitting=Documented(**keys),
         circular=circular,
         angle_unit="radians",
@@ -169,6 +182,7 @@ def uwb_plaza(
     rows: int | None = None,
     site: str,
     hold: float,
+    sensors: bool,
     resample: float | None,
     controls: bool,
     **keys: Any,
@@ -176,6 +190,7 @@ def uwb_plaza(
     return _task(
         name,
         lambda: read_uwb_plaza(root, site=site, hold=hold),
+        parted=(lambda: read_uwb_plaza(root, site=site)) if sensors else None,
         root=root,
         rows=rows,
         keys=keys,

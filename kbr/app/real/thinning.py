@@ -19,8 +19,8 @@ def thinned(
     trained, step = behind[~held_out], 1
     if (trained == 0).sum() > most // 2:
         raise KbrError(
-            f"data.rows={most} is too few for {(trained == 0).sum()} training sequences: each needs "
-            "two rows at least. Raise it."
+            f"data.rows={most} is too few for {(trained == 0).sum()} training sequences: each "
+            "needs two rows at least. Raise it."
         )
     while (trained % step == 0).sum() > most:
         step += 1

@@ -76,13 +76,26 @@ def _irregular(recording: Recording, split: Split) -> Iterator[str]:
 
 
 def _missing(recording: Recording, split: Split) -> Iterator[str]:
-    for name, rows, use in (
-        ("x", recording.x_missing, "predicted"),
-        ("z", recording.z_missing, "not scored"),
-    ):
-        if lost := int(rows.sum()):
-            what = f"{lost} rows have a missing or infinite {name}"
-            yield f"{what}: left out of training, {use} in the test"
+    x_lost, z_lost = (int(rows.sum()) for rows in (recording.x_missing, recording.z_missing))
+    if recording.parted:
+        shares = np.isfinite(recording.x).mean(0)
+        there = [f"{n} {share:.0%}" for n, share in zip(recording.x_names, shares, strict=True)]
+        yield f"of x are there: {some_of(there)}; in {x_lost} rows nothing, which is predicted"
+    elif x_lost:
+        what = f"{x_lost} rows have a missing or infinite x"
+        yield f"{what}: left out of training, predicted in the test{_parts_of(recording, x_lost)}"
+    if z_lost:
+        what = f"{z_lost} rows have a missing or infinite z"
+        yield f"{what}: left out of training, not scored in the test"
+
+
+def _parts_of(recording: Recording, lost: int) -> str:
+    """Advice where most of the rows that lack a number have others."""
+    if recording.has_images or recording.x.shape[1] < 2:
+        return ""
+    partly = int((recording.x_missing & np.isfinite(recording.x).any(1)).sum())
+    advice = ". data.sensors=each, or groups of columns, would use what is there of them"
+    return advice if 2 * partly > lost else ""
 
 
 def _repeated(recording: Recording, split: Split) -> Iterator[str]:

@@ -57,6 +57,7 @@ def read_new(units: Units, path: Paths, keys: Mapping[str, Any]) -> Recording:
         x=units.x_names,
         z=units.z_names,
         needs_z=False,
+        parted=units.sensors is not None,
         may_lack=[key for key in BORDERS if key not in keys],
         **{"channels": KEEP, **known, **columns, **keys},
     )

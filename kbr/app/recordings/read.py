@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -59,10 +58,9 @@ class Source:
     unpack     folder to which a packed x above max_gb is unpacked;
     max_gb     the most that one packed array, or one picture, may take in memory;
     needs_z    False: z may be absent, as in a new recording that is to be filtered only;
-    may_lack   which of sequence and time are taken only if they are there.
+    may_lack   which of sequence and time are taken only if they are there;
+    parted     whether columns of x may be absent by themselves.
     """
-
-    controls_fit_x: ClassVar[bool] = False  # whether u may be taken as columns of x
 
     path: Paths | None
     x: Sequence[str] | None = None
@@ -79,6 +77,7 @@ class Source:
     max_gb: float = 0.5
     needs_z: bool = True
     may_lack: Sequence[str] = ()
+    parted: bool = False
 
     def __post_init__(self) -> None:
         for key in ("x", "z"):
@@ -209,6 +208,7 @@ def recording_of(source: Source, columns: Columns) -> Recording:
         stamps=None if stamps is None else stamps[order],
         u=None if u is None else u[order],
         u_names=u_names,
+        parted=source.parted and x.ndim == 2,
     )
     if recording.time is not None:
         check_time(recording.time, recording.sequence, recording.row)

@@ -45,6 +45,7 @@ class Recording:
     called: tuple[str, str] = ("sequence", "time")  # their columns, for a filter
     u: np.ndarray | None = None  # [T, du] control inputs: what led to the row
     u_names: tuple[str, ...] = ()
+    parted: bool = False  # whether columns of x may be absent by themselves
 
     def __len__(self) -> int:
         return len(self.z)
@@ -88,6 +89,10 @@ class Recording:
 
     @cached_property
     def x_missing(self) -> np.ndarray:
+        """[T] bool: a number of x is missing; all of them, where they may be absent one by one."""
+        if self.parted:
+            nothing: np.ndarray = ~np.isfinite(self.x).any(1)
+            return nothing
         if self.file is None:
             return _missing(self.x)
         if self.file.dtype.kind != "f":

@@ -118,7 +118,8 @@ class Splitting:
         if steps < FEWEST // 2:
             raise KbrError(
                 f"only {steps} of {rows} training rows are followed by the next one, too few to "
-                "learn the dynamics from. Raise data.max_gap, or fill missing rows."
+                "learn the dynamics from. Raise data.max_gap, or fill missing rows; where columns "
+                "are missing one by one, data.sensors keeps their rows."
             )
         if known < 1:
             raise KbrError(

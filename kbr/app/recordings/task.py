@@ -27,6 +27,7 @@ from kbr.core.io.file_rows import FileRows
 from kbr.core.io.memory import check_memory
 from kbr.core.units.controls import Controls
 from kbr.core.units.scaling import TURNS, Scaling, full_turn
+from kbr.core.units.sensors import Sensors, Wanted, sensors_of
 from kbr.core.units.units import Units
 from kbr.loading import knows_units
 
@@ -67,6 +68,7 @@ class OwnData:
     resample: str | float | None = None
     added: Sequence[str] = ()  # control inputs that add up over longer steps, others are averaged
     controls_in_x: bool = False  # for a model that takes none
+    sensors: Wanted = None
 
     val_name: ClassVar[str] = "val_mse_standardised"
     is_recorded: ClassVar[bool] = True
@@ -110,16 +112,19 @@ class OwnData:
             added=self.added,
         )
 
-    def without_controls(self, model: str) -> "OwnData":
-        """For a model that takes none: u are columns of x, where they may be."""
-        if self.source.u is None:
-            return self
-        if not self.source.controls_fit_x:
+    def suited(self, method: Any) -> "OwnData":
+        """These data as a model can take them; an error where it cannot."""
+        if self.source.u is not None and not getattr(method, "takes_controls", False):
             raise KbrError(
-                f"data.u: model={model} takes no control inputs; model=iw, iw_paper and original "
-                "do. Else put them among data.x."
+                f"data.u: model={method.name} takes no control inputs; model=iw, iw_paper and "
+                "original do. Else put them among data.x."
             )
-        return replace(self, controls_in_x=True)
+        if self.sensors is not None and not getattr(method, "takes_sensors", False):
+            raise KbrError(
+                f"data.sensors: model={method.name} takes whole rows only; model=iw knows absent "
+                "sensors. Use it, or leave data.sensors out."
+            )
+        return self
 
     @cached_property
     def parts(self) -> Split:
@@ -161,6 +166,7 @@ class OwnData:
                 "added": list(self.added),
             },
             u=self._controls(),
+            sensors=self._sensors(),
         )
 
     def _scale_x(self) -> Scaling:
@@ -177,6 +183,15 @@ class OwnData:
                 "columns (data.x), or another part (data.split, data.test_share)."
             )
         return scaling
+
+    def _sensors(self) -> Sensors | None:
+        if self.sensors is None:
+            return None
+        recording = self.recording
+        if recording.has_images:
+            raise KbrError("data.sensors are groups of columns; x are frames. Leave it out.")
+        marks = [name in self.circular for name in recording.x_names]
+        return sensors_of(self.sensors, recording.x_names, marks)
 
     def _controls(self) -> Controls | None:
         recording = self.recording
@@ -412,17 +427,19 @@ def recording(
     units: Mapping[str, str] | None = None,
     resample: str | float | None = None,
     added: Sequence[str] = (),
+    sensors: Wanted = None,
     **keys: Any,
 ) -> OwnData:
     """What data=recording names: how the file is read (`Source`), split (`Splitting`), scaled."""
     splitting = {each.name: keys.pop(each.name) for each in fields(Splitting) if each.name in keys}
     return OwnData(
         name=name,
-        source=Source(path=path, **keys),
+        source=Source(path=path, parted=sensors is not None, **keys),
         splitting=Splitting(**splitting),
         circular=circular,
         angle_unit=angle_unit,
         units=units,
         resample=resample,
         added=added,
+        sensors=sensors,
     )

@@ -23,6 +23,7 @@ from kbr.core.uncertainty.calibration import NEVER, Calibration, bridges_of, hor
 from kbr.core.uncertainty.regions import Ellipsoid, credible_region
 from kbr.core.units.columns import is_table, names_of
 from kbr.core.units.places import Place, moments
+from kbr.core.units.sensors import Wanted
 from kbr.core.units.units import Units
 
 Trainable = TypeVar("Trainable", bound="TrainableFilter")
@@ -33,6 +34,7 @@ class BaseFilter(ABC):
 
     takes_files: ClassVar[bool] = False  # whether observations may stay in their file
     takes_controls: ClassVar[bool] = False  # whether control inputs may move the latent
+    takes_sensors: ClassVar[bool] = False  # whether groups of columns may be absent by themselves
 
     @property
     @abstractmethod
@@ -274,6 +276,7 @@ class TrainableFilter(BaseFilter):
         time_steps: str = "equal",
         circular: Sequence[str] | str = (),
         angle_unit: str = "degrees",
+        sensors: Wanted = None,
         units: Units | None = None,
         progress: Any = None,
     ) -> Trainable:
@@ -284,6 +287,9 @@ class TrainableFilter(BaseFilter):
         u [*b T du] are control inputs: row t holds what moved the latent from t - 1 to t, so that a
         sequence's first row is not used. With time_steps="input", so does the step of time: the
         dynamics p(z' | z, u, dt) are learned where steps are irregular, not taken as equal.
+        `sensors` names the columns of each, {"imu": ["ax", "ay"], "gps": ["e", "n"]}, or is "each"
+        where every column is one. A sensor with a NaN is absent from its row, and the others still
+        count; without `sensors`, one NaN makes the whole row missing.
         `units` of another recording take the place of those found here. Batch dimensions of z are
         independent data sets, each with its own hyper-parameters. `progress` is handed the trials
         of a search, to show them.
@@ -293,8 +299,14 @@ class TrainableFilter(BaseFilter):
                 f"{type(self).__name__} takes no control inputs u and no steps of time as input; "
                 "KernelBayesFilter does. Else put them among the columns of x."
             )
+        parted = sensors is not None or (units is not None and units.sensors is not None)
+        if parted and not self.takes_sensors:
+            raise KbrError(
+                f"{type(self).__name__} knows no absent sensors; KernelBayesFilter does. Leave "
+                "sensors out."
+            )
         about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
-        about |= {"u": u, "time_steps": time_steps}
+        about |= {"u": u, "time_steps": time_steps, "sensors": sensors}
         data = training_data(x, z, standardize=self.standardized, **about)
         self._learn(self._lifted(data), progress)
         return self

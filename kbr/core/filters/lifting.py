@@ -94,6 +94,11 @@ def lifted(data: TrainingData, history: int, velocity: bool) -> TrainingData:
     Answers leave out the columns of the rates: see `Scaling.undo`.
     """
     if history > 1:
+        if data.sensors is not None:
+            raise KbrError(
+                "history stacks whole rows, and sensors may be absent from one. Leave out history, "
+                "or put earlier rows into x as sensors of their own."
+            )
         if not data.shape:
             raise KbrError("history stacks rows x [T, dx]; got numbers x [T]. Pass x[:, None].")
         observed, *moves = split(data.x, data.controls)

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.inputs import ArrayLike, as_pairs
+from kbr.core.units.sensors import Sensors
 
 FEW = 4  # sequences below which none is held out as a whole
 HELD_OUT = 0.15  # share of the sequences that are
 
+KINDS = ("history", "rates", "controls", "sensors")
 Pair = tuple[Float[Tensor, "*b _ dx"], Float[Tensor, "*b _ dz"]]
 
 
@@ -24,6 +26,7 @@ class Sequences:
 
     history   how many rows an observation holds, the newest first;
     rates     how many columns at the end of z are rates of the others, of which no error counts.
+    sensors   groups of columns of x that may be absent, where there are some: they are NaN then.
     So many trailing columns of x are `controls`: what moved the latent there from the row before.
     """
 
@@ -33,6 +36,7 @@ class Sequences:
     history: int = field(default=1, kw_only=True)
     rates: int = field(default=0, kw_only=True)
     controls: int = field(default=0, kw_only=True)
+    sensors: Sensors | None = field(default=None, kw_only=True)
 
     @property
     def observed(self) -> Float[Tensor, "*b n d"]:
@@ -43,8 +47,12 @@ class Sequences:
         """What is not in the block of rows."""
         x, z = (outside(rows, block) for rows in (self.x, self.z))
         lengths = lengths_outside(self.lengths, block)
-        kinds = {"history": self.history, "rates": self.rates, "controls": self.controls}
-        return Sequences(x, z, lengths, **kinds)
+        return Sequences(x, z, lengths, **self.kinds)
+
+    @property
+    def kinds(self) -> dict[str, Any]:
+        """What the columns are."""
+        return {name: getattr(self, name) for name in KINDS}
 
     def inside(self, block: range) -> list[Pair]:
         """The sequences' parts in the block."""

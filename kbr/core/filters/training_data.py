@@ -7,7 +7,7 @@ the end of the rows of x: a row is what a filter sees in a step.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -23,6 +23,7 @@ from kbr.core.units.controls import Controls
 from kbr.core.units.places import moments
 from kbr.core.units.sampling import longer, sampling_of, varying_steps
 from kbr.core.units.scaling import Scaling, full_turn
+from kbr.core.units.sensors import Wanted, sensors_of
 from kbr.core.units.units import Units
 
 Names = tuple[str, ...] | None
@@ -47,13 +48,15 @@ def training_data(
     time_steps: str = "equal",
     circular: Sequence[str] | str = (),
     angle_unit: str = "degrees",
+    sensors: Wanted = None,
     standardize: tuple[bool, bool] = (True, True),
     units: Units | None = None,
 ) -> TrainingData:
     """Checked, cut and scaled; `standardize` is for x and for z. `units` are taken where given."""
+    parted = sensors is not None or (units is not None and units.sensors is not None)
     (x, names_x), (z, names_z), (u, names_u) = _plain(x, "x"), _plain(z, "z"), _plain(u, "u")
-    x, z, u, steps, gap = _cut(x, z, u, time, time_steps)
-    flat, latents, lengths, shape = training_sequences(x, z)
+    x, z, u, steps, gap = _cut(x, z, u, time, time_steps, parted=parted)
+    flat, latents, lengths, shape = training_sequences(x, z, missing=parted)
     observed = flat.reshape(*flat.shape[:-1], *shape)
     starts = [0, *accumulate(lengths[:-1])]
     if units is None:
@@ -62,6 +65,14 @@ def training_data(
         moves = None if u is None and steps is None else _moves(u, steps, latents, starts)
         parts = (observed, latents, moves)
         units = _units(parts, names, wanted, turn, standardize, gap, steps is not None)
+        if sensors is not None:
+            if latents.ndim > 2 or len(shape) != 1:
+                raise KbrError(
+                    "sensors are groups of columns of x [T, dx], of one data set; got x of shape "
+                    f"{list(observed.shape)}. Leave sensors out."
+                )
+            known = names_x or _numbered("x", shape[0])
+            units = replace(units, sensors=sensors_of(sensors, known, units.x.circular))
     inner = units.x.apply(observed, "x").to(observed.dtype)
     flat = inner.reshape(*latents.shape[:-1], -1)
     one = tuple(inner.shape[latents.ndim - 1 :])
@@ -69,7 +80,8 @@ def training_data(
     if controls is not None:
         flat = torch.cat([flat, controls.to(flat)], -1)
     count = 0 if controls is None else controls.shape[-1]
-    return TrainingData(flat, units.z.apply(latents), lengths, one, units, controls=count)
+    kinds: dict[str, Any] = {"controls": count, "sensors": units.sensors}
+    return TrainingData(flat, units.z.apply(latents), lengths, one, units, **kinds)
 
 
 def _units(
@@ -105,7 +117,7 @@ def _units(
     for values, columns, wide in zip((x, z), (x_names, z_names), standardize, strict=True):
         marks = tuple(name in wanted for name in columns)
         for k, name in enumerate(columns):
-            span = float(values[..., k].max() - values[..., k].min()) if marks[k] else UNUSUAL
+            span = _span(values[..., k]) if marks[k] else UNUSUAL
             if turn == 360.0 and span < UNUSUAL:
                 warnings.warn(
                     f"the angle '{name}' spans {span:.3g} degrees only: if it is in radians, set "
@@ -120,6 +132,11 @@ def _units(
     if moves is not None:
         u = Controls.fit(moves, names[2], circular=wanted, turn=turn, time=steps)
     return Units(scale_x, scale_z, names[0], names[1], labels=names[1], max_gap=gap, u=u)
+
+
+def _span(values: Tensor) -> float:
+    known = values[values.isfinite()]
+    return float(known.max() - known.min()) if len(known) else UNUSUAL
 
 
 def _moves(u: Tensor | None, steps: np.ndarray | None, z: Tensor, starts: list[int]) -> Tensor:
@@ -158,9 +175,9 @@ def _is_series(value: Any) -> bool:
 
 
 def _cut(
-    x: Any, z: Any, u: Any, time: Any, time_steps: str
+    x: Any, z: Any, u: Any, time: Any, time_steps: str, *, parted: bool
 ) -> tuple[Any, Any, Tensor | None, np.ndarray | None, float | None]:
-    """Sequences cut at missing values and at gaps in time.
+    """Sequences cut at missing values and at gaps in time; of a `parted` x some may be missing.
 
     Also their controls laid end to end, the steps of time where they are an input, and the limit
     of a gap.
@@ -199,7 +216,7 @@ def _cut(
     for (a, b), stamps, move in zip(pairs, times, moves, strict=True):
         if stamps is not None and len(stamps) != len(b):
             raise KbrError(f"time must hold one value a row; got {len(stamps)} for {len(b)} rows.")
-        good = _complete(a) & _complete(b)
+        good = _complete(b) if parted else _complete(a) & _complete(b)
         starts = np.zeros(len(b), dtype=bool)
         steps = np.full(len(b), np.nan)
         if stamps is not None:
@@ -220,7 +237,8 @@ def _cut(
         ]
         lost, rows = lost + len(good) - len(kept), rows + len(good)
     if not pieces and rows:
-        raise KbrError(f"every one of the {rows} training rows has a missing value in x or z.")
+        where = "z" if parted else "x or z"
+        raise KbrError(f"every one of the {rows} training rows has a missing value in {where}.")
     if lost:
         warnings.warn(
             f"{lost} of {rows} training rows have missing values: they are left out, and the "

@@ -73,7 +73,7 @@ class Scaling:
             scale[..., at : at + 2] = pair
         # Angles come back in the range they were recorded in: from 0, or from minus half a turn.
         low = tuple(
-            0.0 if mark and bool((values[..., k] >= 0).all()) else -turn / 2
+            0.0 if mark and not bool((values[..., k] < 0).any()) else -turn / 2
             for k, mark in enumerate(marks)
         )
         if not standardize:
@@ -230,10 +230,19 @@ def _angle_places(circular: tuple[bool, ...]) -> list[int]:
 
 
 def _moments(values: Tensor, axes: list[int]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation, of numbers of any size; what is constant has scale one."""
+    """Mean and standard deviation, of numbers of any size; what is constant has scale one.
+
+    What is absent (NaN) does not count.
+    """
+    there = values.isfinite()
+    lowest = torch.where(there, values, torch.inf).amin(axes, keepdim=True)
+    highest = torch.where(there, values, -torch.inf).amax(axes, keepdim=True)
+    values = torch.where(there, values, 0.0)
     peak = or_one(values.abs().amax(axes, keepdim=True))
     shares = values / peak
-    mean = shares.mean(axes, keepdim=True)
-    scale = peak * (shares - mean).square().mean(axes, keepdim=True).sqrt()
-    varies = values.amax(axes, keepdim=True) > values.amin(axes, keepdim=True)
-    return peak * mean, or_one(torch.where(varies, scale, 0.0))
+    part = there.double().mean(axes, keepdim=True)
+    part = torch.where(part > 0, part, 1.0)
+    mean = shares.mean(axes, keepdim=True) / part
+    away = torch.where(there, shares - mean, 0.0)
+    scale = peak * (away.square().mean(axes, keepdim=True) / part).sqrt()
+    return peak * mean, or_one(torch.where(highest > lowest, scale, 0.0))

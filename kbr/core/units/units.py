@@ -20,6 +20,7 @@ from kbr.core.units.columns import is_table, names_of, numbers
 from kbr.core.units.controls import Controls
 from kbr.core.units.places import Place, cut, grouped, is_gap, label, moment, moments
 from kbr.core.units.scaling import Scaling
+from kbr.core.units.sensors import Sensors
 
 NAMES = ("x_names", "z_names", "labels")
 X = "x"  # the name under which a table may hold whole observations, such as frames
@@ -30,6 +31,7 @@ class Units:
     """Scaling of x and z; names of their columns, and labels of z with units, where there are any.
 
     u         the control inputs, where there were some in training;
+    sensors   groups of the columns of x that may be absent, each by itself;
     max_gap   a longer step of time begins a new sequence;
     source    how new recordings are read, as plain values: the columns of `sequence` ids and of
               `time`; `several`, whether there were ids; `dates`, whether time stamps were dates;
@@ -44,6 +46,7 @@ class Units:
     max_gap: float | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
     u: Controls | None = None
+    sensors: Sensors | None = None
 
     @classmethod
     def none(cls, like: Tensor) -> "Units":
@@ -141,6 +144,7 @@ class Units:
             "max_gap": self.max_gap,
             "source": dict(self.source),
             "u": self.u and self.u.record(),
+            "sensors": self.sensors and self.sensors.record(),
         }
 
     @classmethod
@@ -157,6 +161,7 @@ class Units:
                 max_gap=None if record["max_gap"] is None else float(record["max_gap"]),
                 source={str(key): value for key, value in record["source"].items()},
                 u=None if record.get("u") is None else Controls.from_record(record["u"]),
+                sensors=Sensors.of_record(parts) if (parts := record.get("sensors")) else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             if isinstance(error, KbrError):

@@ -1,7 +1,8 @@
 """How a filter's parts are built from its settings: features, ridges, engine, operators."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,11 +36,18 @@ from kbr.core.filters.kernel.operators import (
     transition_pairs,
 )
 from kbr.core.filters.kernel.search import ETA_BOUNDS, Bounds, search_ridge
+from kbr.core.filters.kernel.sensors import (
+    SensorOperators,
+    SensorUpdate,
+    check_sensors,
+    sensor_medians,
+)
 from kbr.core.filters.kernel.settings import Settings, is_free
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.sequences import Sequences
 from kbr.core.kernels import Gaussian, Kernel, Linear, median_distance
 from kbr.core.rules import Rule
+from kbr.core.units.sensors import Sensors
 
 FULL_RANK = 0.45  # above this share of n, features of x cost more than the active set
 ROUGH_RANK = 64  # leading features of full-rank kernels, enough to choose bandwidth and ridge
@@ -73,7 +81,7 @@ class Builder:
 
     `least_lam` and `least_eta` end the search where less would be lost in rounding. `medians` are
     the distances that bandwidths of x, z and controls are multiples of, where they are known
-    already; `scale_u` is the controls' multiple.
+    already; `scale_u` is the controls' multiple. With `sensors`, that of x is one for each.
     """
 
     settings: Settings
@@ -81,6 +89,7 @@ class Builder:
     least_eta: float = 0.0
     medians: Medians = (None, None, None)
     scale_u: Scale = 1.0
+    sensors: Sensors | None = None
 
     @property
     def rule(self) -> Rule:
@@ -88,12 +97,14 @@ class Builder:
 
     def measured(self, data: Sequences) -> "Builder":
         """The same for features of these points at many scales: their medians are found once."""
-        medians: list[Tensor | None] = []
-        for kernel, rows in ((self.rule.kernel_x, data.observed), (self.rule.kernel_z, data.z)):
-            by_median = is_free(kernel) and type(kernel).fit is Kernel.fit  # as kernels have it
-            medians.append(median_distance(rows) if by_median else None)
-        u = controls_of(data)
-        return replace(self, medians=(*medians, None if u is None else median_distance(u)))
+        sensors, u = self.sensors or data.sensors, controls_of(data)
+        median_x = median_distance if sensors is None else partial(sensor_medians, sensors)
+        medians = (
+            _median(self.rule.kernel_x, data.observed, median_x),
+            _median(self.rule.kernel_z, data.z, median_distance),
+            None if u is None else median_distance(u),
+        )
+        return replace(self, medians=medians, sensors=sensors)
 
     def floored(self, floor: Float[Tensor, "*b"]) -> "Builder":
         """The same with this floor of the ratio; NaN: the rule's own."""
@@ -140,6 +151,10 @@ class Builder:
         `rough` serves tuning: compression, and leading features where the kernel has full rank, may
         then lose what does not change a choice.
         """
+        if self.sensors is not None:
+            alone, widths = self._of_one_sensor(x)
+            build = partial(alone.update, scale=scale, tolerance=tolerance, lam=lam, rough=rough)
+            return SensorUpdate(self.sensors, x, widths, build)
         n, engine = x.shape[-2], self.settings.engine
         limit = int(n * FULL_RANK)
         chosen = self.observation_map(scale, tolerance)
@@ -173,8 +188,22 @@ class Builder:
         pays = update.pivots.shape[-2] < COMPRESSED_SHARE * n
         return update if pays or engine == "compressed" else LowRank(features)
 
+    def _of_one_sensor(self, x: Observed) -> tuple["Builder", Float[Tensor, "dx"]]:
+        """The builder for columns that are divided by these widths."""
+        assert self.sensors is not None
+        widths, one = torch.ones_like(x[0]), None
+        if self.medians[0] is not None:
+            for k, columns in enumerate(self.sensors.columns):
+                widths[list(columns)] = self.medians[0][k] * self.sensors.scales[k]
+            one = torch.ones_like(widths[0])
+        return replace(self, sensors=None, medians=(one, *self.medians[1:])), widths
+
     def is_local(self, kernel: Kernel, x: Observed) -> bool:
         """Whether the update is taken on few points at a time."""
+        if self.sensors is not None:
+            alone, widths = self._of_one_sensor(x)
+            rows = x[self.sensors.present(x).all(-1)]  # those that have all sensors
+            return len(rows) > 0 and alone.is_local(kernel, rows / widths)
         if self.settings.engine != "auto":
             return self.settings.engine == "local"
         return x.shape[-2] > MEDIUM and self.rule.SPARSE and is_high_rank(kernel.fit(x), x)
@@ -235,11 +264,23 @@ class Builder:
             )
         if isinstance(update, Local):
             notes.append(local_note(n))
+        if isinstance(update, SensorUpdate):
+            notes += check_sensors(update.sensors, update.x)
         operators = dense_operators(
             self.rule, update, latents, z, lengths, notes=tuple(notes), **parts
         )
+        if isinstance(update, SensorUpdate):
+            return SensorOperators(**vars(operators))
         cells = isinstance(update, Local) and z.ndim == 2 and n > CELLS
         return LocalOperators.of(operators, latents) if cells else operators
+
+
+def _median(
+    kernel: AnyKernel, points: Tensor, measure: Callable[[Tensor], Tensor]
+) -> Tensor | None:
+    """That of the points, for kernels whose bandwidth is a multiple of it."""
+    by_median = is_free(kernel) and type(kernel).fit is Kernel.fit  # as kernels have it
+    return measure(points) if by_median else None
 
 
 def controls_of(data: Sequences) -> Float[Tensor, "*b k du"] | None:

@@ -9,7 +9,7 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.landmarks import choose_landmarks
-from kbr.core.filters.kernel.novelty import reach_of
+from kbr.core.filters.kernel.novelty import Reach, reach_of
 from kbr.core.filters.kernel.operators import FilterRatio
 from kbr.core.filters.kernel.storage import Compression, pack, unpack
 from kbr.core.filters.result import mean_squared_error
@@ -42,6 +42,7 @@ def compressed(fitted: Fitted, n_landmarks: int) -> Fitted:
     kept, landmarks = choose_landmarks(kernels, data, n_landmarks, **ridges)
     # How far from the landmarks alone an observation may lie: they are fewer anchors.
     few = reach_of(data.x[kept], data.x[:0], len(kept)).anchors
+    assert isinstance(fitted.reach, Reach)
     farthest = squared_distances(fitted.reach.anchors, few).amin(-1).amax(-1)
     small = replace(
         data,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.engine import LowRank
 from kbr.core.filters.kernel.known_transition import KnownOperators
+from kbr.core.filters.kernel.novelty import Reach
 from kbr.core.filters.kernel.step import Step
 from kbr.core.io.checkpoint import write_atomically
 from kbr.core.uncertainty.calibration import LONGEST, next_horizon
@@ -34,6 +35,7 @@ class ExportedStep(nn.Module):
         tensors = {k: v for k, v in vars(operators).items() if isinstance(v, Tensor)}
         own: Any = {name: value.clone().contiguous() for name, value in tensors.items()}
         self.operators = replace(operators, **own)
+        assert isinstance(fitted.reach, Reach)
         self.reach = replace(fitted.reach, anchors=fitted.reach.anchors.clone())
         self.answering, self.units = fitted.answering, fitted.units
         self.lam = fitted.lam.reshape(1).clone()

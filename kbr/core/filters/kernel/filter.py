@@ -20,9 +20,11 @@ from kbr.core.filters.kernel.held_out import measured, smoothing_measured
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.large import is_large, tuning_part
 from kbr.core.filters.kernel.local import MEDIUM
+from kbr.core.filters.kernel.novelty import Reach
 from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.filters.kernel.saving import SavedFilter
 from kbr.core.filters.kernel.search import Choice, Progress, Space
+from kbr.core.filters.kernel.settings import AUTO
 from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.filters.kernel.storage import Compression, FittedData
 from kbr.core.filters.kernel.tuning import choose
@@ -32,6 +34,7 @@ from kbr.core.filters.sequences import held_last, held_sequences
 from kbr.core.filters.training_data import TrainingData, training_data
 from kbr.core.inputs import ArrayLike, as_tensor
 from kbr.core.uncertainty.calibration import Calibration, next_horizon
+from kbr.core.units.sensors import FUSIONS
 from kbr.core.units.units import Units
 
 
@@ -52,6 +55,7 @@ class KernelBayesFilter(SavedFilter):
     """
 
     takes_controls = True
+    takes_sensors = True
 
     def __repr__(self) -> str:
         if self._fitted is None:
@@ -135,8 +139,16 @@ class KernelBayesFilter(SavedFilter):
         return self._choose(data, scored=True)
 
     def _choose(self, data: TrainingData, **options: Any) -> Choice:
-        if data.controls and isinstance(self.rule.ratio, TransitionRatio):
-            raise KbrError("TransitionRatio knows its dynamics, without controls: leave u out.")
+        if isinstance(self.rule.ratio, TransitionRatio) and (data.controls or data.sensors):
+            raise KbrError(
+                "TransitionRatio knows its dynamics, without controls, and takes no absent "
+                "sensors: leave out u and sensors."
+            )
+        if data.sensors is not None:
+            if not self.rule.normalize:
+                raise KbrError("sensors need a rule that normalises its weights: see model=iw.")
+            fusion = FUSIONS[0] if self.fusion == AUTO else self.fusion
+            data = replace(data, sensors=replace(data.sensors, fusion=fusion))
         transition_pairs(data.lengths)  # fails early where there is no step to learn from
         builder, part = tuning_part(Builder(self.settings), data)
         return choose(builder, replace(part, x=part.x.to(torch.float64)), **options)
@@ -149,7 +161,7 @@ class KernelBayesFilter(SavedFilter):
         The cost, `compressed.compression`, is measured on x and z, or on the end of the training
         sequence. Smaller and faster by the ratio of the pairs; calibration is carried over.
         """
-        self._refuse_controls("compress")
+        self._refuse("compress")
         small = compressed(self.fitted, n_landmarks)
         small = small.changed(smoothing=self.smoothing_calibration)
         data, scaling = self.fitted.data, self.units.z
@@ -166,7 +178,7 @@ class KernelBayesFilter(SavedFilter):
 
     def export(self, path: str | Path) -> None:
         """The step as a torch.export program, to run without kbr: see `export_step`."""
-        self._refuse_controls("export")
+        self._refuse("export")
         if is_large(self.operators.n):
             raise KbrError(
                 f"a program holds all of a filter's points, here {self.operators.n:,}. Call "
@@ -196,10 +208,10 @@ class KernelBayesFilter(SavedFilter):
             )
         recent, x = fitted.window(belief.recent, x)
         row, seen = x.reshape(fitted.row), None
-        if not math.isfinite(row.sum()):  # finite: so is every number in it
-            seen = row.isfinite().all(-1)
-            row = row.nan_to_num(0.0, 0.0, 0.0)
-        familiar = fitted.reach(row)
+        if isinstance(fitted.reach, Reach) and math.isfinite(row.sum()):  # so is every number in it
+            familiar = fitted.reach(row)
+        else:
+            row, seen, familiar = fitted.known(row)
         if operators.controls:
             row = torch.cat([row, self._moves(u, 1)], -1)
         query = operators.observe(row)
@@ -230,9 +242,11 @@ class KernelBayesFilter(SavedFilter):
             belief = self._belief(after, since, belief.steps + 1, belief.stretch, recent)
         return belief
 
-    def _refuse_controls(self, what: str) -> None:
+    def _refuse(self, what: str) -> None:
         if self.operators.controls:
             raise KbrError(f"{what} takes filters without control inputs; this one has some.")
+        if self.fitted.data.sensors is not None:
+            raise KbrError(f"{what} takes filters of whole rows; this one has absent sensors.")
 
     def _moves(self, u: tuple[Tensor, ...], steps: int) -> Tensor:
         """Controls [*b steps du]; zeros for a first step, which none leads to."""

@@ -17,6 +17,7 @@ from kbr.core.filters.kernel.large import is_large, large_operators, tuning_part
 from kbr.core.filters.kernel.lift import lift_tolerance
 from kbr.core.filters.kernel.novelty import Reach, reach_of
 from kbr.core.filters.kernel.run import run_filter, run_smoother
+from kbr.core.filters.kernel.sensors import SensorReach
 from kbr.core.filters.kernel.settings import Settings
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import FittedData
@@ -45,7 +46,7 @@ class Fitted:
     expected: torch.Size = field(init=False)
     row: tuple[int, ...] = field(init=False)
     lam: Tensor = field(init=False)
-    reach: Reach = field(init=False)
+    reach: Reach | SensorReach = field(init=False)
     units: Units = field(init=False)
     answering: Answering = field(init=False)
 
@@ -54,9 +55,12 @@ class Fitted:
         data, n = self.data, self.data.z.shape[-2]
         batch, x = data.z.shape[:-2], data.observed
         cut = validation_start(n) if n >= MINIMUM_STEPS else n
-        reach = reach_of(x, x[..., cut:, :], cut)
-        if data.reach is not None:
-            reach = replace(reach, limit=data.reach)
+        reach: Reach | SensorReach
+        if data.sensors is not None:
+            reach = SensorReach.of(data.sensors, x, cut)
+        else:
+            reach = reach_of(x, x[..., cut:, :], cut)
+            reach = reach if data.reach is None else replace(reach, limit=data.reach)
         units = Units.none(data.z) if data.units is None else data.units
         one = data.shape
         if data.history > 1:
@@ -82,7 +86,8 @@ class Fitted:
         """
         scale_u = 1.0 if data.choice.scale_u is None else data.choice.scale_u
         builder = Builder(settings, scale_u=scale_u).floored(data.choice.floor)
-        large = is_large(data.z.shape[-2])
+        data = replace(data, sensors=data.choice.sensors)
+        large = is_large(data.z.shape[-2]) and data.sensors is None
         exact = data if large else replace(data, x=data.x.to(torch.float64))
         builder = builder if large else builder.measured(exact)
         if bool(data.choice.eta.isnan().any()):
@@ -133,10 +138,8 @@ class Fitted:
         batch, shape = self.data.z.shape[:-2], self.data.shape
         lead = self._lead(x, shape)
         flat = x.to(self.operators.points).reshape(*batch, -1, lead[-1], math.prod(shape))
-        seen = flat.isfinite().all(-1)
-        flat = torch.where(seen.unsqueeze(-1), flat, torch.zeros_like(flat))
-        rows = flat.flatten(-3, -2)
-        familiar = self.reach(rows)
+        rows, there, familiar = self.known(flat.flatten(-3, -2))
+        seen = there.reshape(flat.shape[:-1])
         if u is not None:
             if u.shape[:-1] != lead:
                 raise KbrError(
@@ -147,6 +150,20 @@ class Fitted:
         query = self.operators.observe(rows)
         query = query.reshape(*flat.shape[:-1], query.shape[-1])
         return query, seen, familiar.reshape(seen.shape), lead[len(batch) : -1]
+
+    def known(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inner rows [*b q dx] to observe, which of them are there, and which are familiar.
+
+        A row with a missing number is not; of several sensors, one without any of them. What is
+        not there is zero, but for the columns of absent or unfamiliar sensors, which are NaN.
+        """
+        if isinstance(self.reach, SensorReach):
+            known = self.reach(rows)
+            present = self.reach.sensors.present
+            return known, present(rows).any(-1), present(known).any(-1)
+        seen = rows.isfinite().all(-1)
+        rows = torch.where(seen.unsqueeze(-1), rows, 0.0)
+        return rows, seen, self.reach(rows)
 
     def _lead(self, x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Sizes before those of an observation of this shape; others are refused."""
@@ -167,7 +184,7 @@ def _operators(builder: Builder, x: Tensor, data: FittedData) -> tuple[Operators
     z, choice, rule = data.z, data.choice, builder.rule
     ridges = {"eta": choice.eta, "lam_transition": choice.lam_transition}
     lam = float(choice.lam.min())
-    if data.landmarks is None and is_large(z.shape[-2]):
+    if data.landmarks is None and data.sensors is None and is_large(z.shape[-2]):
         return large_operators(
             builder, data, scales=(choice.scale_x, choice.scale_z), lam=lam, **ridges
         )

@@ -20,7 +20,7 @@ from kbr.core.filters.kernel.engine import Engine
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.held_out import measured
 from kbr.core.filters.kernel.operators import FilterRatio
-from kbr.core.filters.kernel.settings import SETTINGS, Settings
+from kbr.core.filters.kernel.settings import AUTO, SETTINGS, Settings
 from kbr.core.filters.kernel.storage import KIND, pack, unpack
 from kbr.core.io import checkpoint
 from kbr.core.kernels import Kernel
@@ -103,7 +103,8 @@ class SavedFilter(Settings, TrainableFilter):
             )
         if "standardize" not in settings:  # a file from before filters standardised by themselves
             settings = {**settings, "standardize": False}
-        settings = {"history": 1, "velocity": False, **settings}  # files from before have neither
+        before = {"history": 1, "velocity": False, "fusion": AUTO}  # what files had not yet
+        settings = before | settings
         if set(settings) != set(SETTINGS):
             raise KbrError(f"a filter has the settings {SETTINGS}; the file has {list(settings)}.")
         try:

@@ -13,24 +13,29 @@ no part in later rows.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from kbr.core.units.sensors import FUSIONS, Sensors
+
 Bounds = tuple[float, float]
 PerDataSet = Float[Tensor, "*b"]
 Each = Float[Tensor, "m"]  # a number for each data set
 Lams = Float[Tensor, "m l"]
 Row = Callable[[Lams], Float[Tensor, "m w l"]]  # errors at lam, for every width
-RowOf = Callable[..., Row]  # of some data sets, at a scale, and at one of the controls
+RowOf = Callable[..., Row]  # of some data sets, at a scale; that of controls; with these sensors
 Progress = Callable[[Iterable[Any]], Iterable[Any]]  # shows the trials it passes on
 
 START = (2.0, 1.0, 4.0)  # bandwidths of x where the search begins, in medians
 SCALE_BOUNDS = (2.0**-6, 2.0**5)  # a kernel that tells all points apart; one that is a line
 CONTROL_BOUNDS = (2.0**-4, 2.0**4)  # of the bandwidth of controls
+SENSOR_BOUNDS = (0.25, 64.0)  # of a sensor's bandwidth beside the others'; noise gets the widest
+PAYS = 0.03  # share of the error by which another one has to lower it: they are many
 ETA_BOUNDS = (1e-9, 1.0)  # below, leave-one-out still falls while filters on images grow worse
 GAIN = 0.01  # share of the error by which a step outwards has to pay
 NARROWER = 0.015  # by which half an octave down has to: its filter has a higher rank,
@@ -103,9 +108,11 @@ class Choice:
     floor: PerDataSet  # of the ratio; NaN: the rule's own
     edges: tuple[Edge, ...] = ()
     scale_u: PerDataSet | None = None  # of the controls' bandwidth, where there are any
+    sensors: Sensors | None = None  # with their scales and fusion, where there are any
 
 
-CHOICES = tuple(item.name for item in fields(Choice) if item.name not in ("edges", "scale_u"))
+OTHERS = ("edges", "scale_u", "sensors")  # what only some choices have
+CHOICES = tuple(item.name for item in fields(Choice) if item.name not in OTHERS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +175,32 @@ def search_controls(row_of: RowOf, best: Best) -> Each:
             best.error[moving] = error[moving]
             moving = moving & (scale_u > CONTROL_BOUNDS[0]) & (scale_u < CONTROL_BOUNDS[1])
     return scale_u
+
+
+def search_sensors(
+    error: Callable[[Sensors], float], sensors: Sensors, least: float, *, fusion: bool
+) -> tuple[Sensors, float]:
+    """Each sensor's scale where all else is best, from 1 in steps while they pay.
+
+    First those that tell little go up, then others down. Last, if asked, comes the other `fusion`.
+    With the error of the choice.
+    """
+    every = range(len(sensors.names)) if len(sensors.names) > 1 else ()  # one has the scale of x
+    for factor, k in product((4.0, 0.5), every):
+        if factor < 1 < sensors.scales[k]:
+            continue
+        while SENSOR_BOUNDS[0] < sensors.scales[k] < SENSOR_BOUNDS[1]:
+            tried = sensors.scaled(k, factor)
+            now = error(tried)
+            if not now < (1 - PAYS) * least:
+                break
+            sensors, least = tried, now
+    if fusion and len(sensors.names) > 1:
+        other = replace(sensors, fusion=next(f for f in FUSIONS if f != sensors.fusion))
+        now = error(other)
+        if now < (1 - GAIN) * least:
+            return other, now
+    return sensors, least
 
 
 def _trials(space: Space, best: Best) -> Iterator[Trial]:

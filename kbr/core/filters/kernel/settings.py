@@ -14,6 +14,7 @@ from kbr.core.inputs import check_positive
 from kbr.core.kernels import Kernel, Linear
 from kbr.core.ratios import KuLSIF
 from kbr.core.rules import ImportanceWeightedRule, Rule
+from kbr.core.units.sensors import FUSIONS
 
 WIDTHS = (2.0,)  # bandwidth of x over that of z, in medians: 1 in the paper, 2 filters better
 AUTO, HISTORIES = "auto", (1, 2, 4)
@@ -26,7 +27,9 @@ class Settings:
 
     history    how many of the last observations are seen at once; "auto": 1, 2 or 4;
     velocity   whether latents have their differences from row to row beside them; "auto": if that
-               pays. By the error on the end of the training sequence, both: see `lifting.best`.
+               pays. By the error on the end of the training sequence, both: see `lifting.best`;
+    fusion     of sensors that a row has: "product", together; "sequence", one after the other, as
+               if independent given z; "auto": by the same error.
     """
 
     rule: Rule = field(default_factory=ImportanceWeightedRule)
@@ -40,6 +43,7 @@ class Settings:
     standardize: bool | None = None
     history: int | str = 1
     velocity: bool | str = False
+    fusion: str = AUTO
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule.ratio, KuLSIF | TransitionRatio | FilterRatio):
@@ -57,6 +61,10 @@ class Settings:
         if self.history != AUTO and not (type(self.history) is int and self.history >= 1):
             raise KbrError(
                 f"history must be a whole number, at least 1, or 'auto'; got {self.history!r}."
+            )
+        if self.fusion not in (AUTO, *FUSIONS):
+            raise KbrError(
+                f"fusion must be one of {', '.join((AUTO, *FUSIONS))}; got {self.fusion!r}."
             )
         if self.velocity not in (True, False, AUTO):
             raise KbrError(f"velocity must be True, False or 'auto'; got {self.velocity!r}.")

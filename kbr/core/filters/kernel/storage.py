@@ -13,6 +13,7 @@ from kbr.core.filters.kernel.landmarks import Landmarks
 from kbr.core.filters.kernel.search import CHOICES, Choice, Edge
 from kbr.core.filters.sequences import Sequences
 from kbr.core.uncertainty.calibration import Calibration
+from kbr.core.units.sensors import Sensors
 from kbr.core.units.units import Units
 
 KIND = "kbr.kernel_filter"  # of files written by KernelBayesFilter.save
@@ -70,6 +71,8 @@ def pack(data: FittedData) -> dict[str, Any]:
         "history": data.history,
         "rates": data.rates,
     }
+    if data.sensors is not None:
+        content["sensors"] = data.sensors.record()
     if data.controls:
         content["controls"] = data.controls
         content["choice"] |= {"scale_u": data.choice.scale_u}
@@ -95,7 +98,9 @@ def unpack(content: object) -> FittedData:
     """The inverse of `pack`; what does not fit together is refused by name."""
     try:
         assert isinstance(content, dict)
-        x, z = _numbers(content["x"]), _numbers(content["z"]).to(torch.float64)
+        found = content.get("sensors")
+        x = _numbers(content["x"], finite=found is None)
+        z = _numbers(content["z"]).to(torch.float64)
         lengths, shape = _counts(content["lengths"]), tuple(_counts(content["shape"]))
         controls = int(content.get("controls", 0))
         names = (*CHOICES, "scale_u") if controls else CHOICES
@@ -105,6 +110,8 @@ def unpack(content: object) -> FittedData:
         assert z.ndim >= 2
         assert controls >= 0
         assert x.shape == (*z.shape[:-1], math.prod(shape) + controls)
+        sensors = None if found is None else Sensors.of_record(found)
+        assert sensors is None or (not batch and sensors.width == math.prod(shape))
         assert all(value.shape == batch for value in choice.values())
         assert bool((choice["lam"] > 0).all())
         history, rates = content.get("history", 1), content.get("rates", 0)
@@ -134,7 +141,7 @@ def unpack(content: object) -> FittedData:
             z,
             lengths,
             shape,
-            Choice(**choice, edges=edges),
+            Choice(**choice, edges=edges, sensors=sensors),
             landmarks,
             None if compression is None else Compression(**compression),
             _calibration(content.get("calibration"), z),
@@ -144,6 +151,7 @@ def unpack(content: object) -> FittedData:
             history=history,
             rates=rates,
             controls=controls,
+            sensors=sensors,
         )
     except KbrError:
         raise

@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.building import Builder
@@ -15,15 +16,18 @@ from kbr.core.filters.kernel.climb import Cell, climb
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.search import (
     SCALE_BOUNDS,
+    Best,
     Choice,
     Edge,
     Progress,
+    RowOf,
     Space,
     edges_of,
     search,
     search_controls,
+    search_sensors,
 )
-from kbr.core.filters.kernel.settings import WIDTHS, is_free
+from kbr.core.filters.kernel.settings import AUTO, WIDTHS, is_free
 from kbr.core.filters.kernel.validation import (
     cell_errors,
     errors_on,
@@ -34,6 +38,7 @@ from kbr.core.filters.kernel.validation import (
 from kbr.core.filters.sequences import Sequences
 from kbr.core.kernels import Kernel
 from kbr.core.rules import ImportanceWeightedRule
+from kbr.core.units.sensors import Sensors
 
 
 def choose(
@@ -56,8 +61,9 @@ def choose(
         return _climbed(builder, data, progress)
     space = builder.settings.space(coordinates, builder.least_lam) if space is None else space
     none = z.new_full(batch, torch.nan)
-    scale_u = None
-    if space.is_one_cell and len(widths) == 1 and not scored and not data.controls:
+    scale_u, sensors = None, data.sensors
+    more = bool(data.controls) or data.sensors is not None  # to choose
+    if space.is_one_cell and len(widths) == 1 and not scored and not more:
         scale, lam = (torch.full_like(none, v) for v in (space.scales[0], space.lams[0]))
         width, error = torch.full_like(none, widths[0]), none
         edges: tuple[Edge, ...] = ()
@@ -70,6 +76,8 @@ def choose(
             raise KbrError("no setting that was tried gave finite errors: raise lams or scales.")
         if data.controls:
             scale_u = search_controls(row_of, best).reshape(batch)
+        if data.sensors is not None:
+            sensors = _sensors(builder, data.sensors, row_of, best, scale_u)
         parts = (best.scale, z.new_tensor(widths)[best.width], best.lam, best.error)
         scale, width, lam, error = (part.reshape(batch) for part in parts)
         edges = edges_of("scale", scale, space.scales, space.scale_bounds)
@@ -84,7 +92,24 @@ def choose(
         floor=none,
         edges=edges,
         scale_u=scale_u,
+        sensors=sensors,
     )
+
+
+def _sensors(
+    builder: Builder, sensors: Sensors, row_of: RowOf, best: Best, scale_u: Tensor | None
+) -> Sensors:
+    """The sensors' scales and fusion where all else is best, whose error `best` then has."""
+    everyone, moves = torch.zeros(1, dtype=torch.long), 1.0 if scale_u is None else scale_u.view(1)
+
+    def error(tried: Sensors) -> float:
+        row = row_of(everyone, best.scale, moves, tried)(best.lam.unsqueeze(-1))
+        return float(row[0, best.width[0], 0].nan_to_num(math.inf))
+
+    fusion = builder.settings.fusion
+    chosen, least = search_sensors(error, sensors, float(best.error), fusion=fusion == AUTO)
+    best.error[:] = least
+    return chosen
 
 
 def _climbs(builder: Builder, data: Sequences) -> bool:
@@ -119,7 +144,17 @@ def _climbed(builder: Builder, data: Sequences, progress: Progress | None) -> Ch
     for name in ("scale_x", "scale_z"):
         edges += edges_of("scale", tensors[name], (), SCALE_BOUNDS)
     scale_u = torch.ones_like(tensors["lam"]) if data.controls else None
-    return Choice(**tensors, edges=edges, scale_u=scale_u)
+    sensors = data.sensors
+    if sensors is not None:
+
+        def scored(tried: Sensors) -> float:
+            made = replace(builder, sensors=tried)
+            return cell_errors(made, data, held_out_block(data.lengths))(best)
+
+        fusion = builder.settings.fusion == AUTO
+        sensors, error = search_sensors(scored, sensors, error, fusion=fusion)
+        tensors["val_mse"] = z.new_tensor(error)
+    return Choice(**tensors, edges=edges, scale_u=scale_u, sensors=sensors)
 
 
 def with_ridges(choice: Choice, builder: Builder, data: Sequences) -> Choice:

@@ -33,7 +33,9 @@ from kbr.core.filters.sequences import (
     lengths_outside,
     outside,
     pieces_inside,
+    split,
 )
+from kbr.core.units.sensors import Sensors
 
 VALIDATION_STEPS = 200
 USED = 0.98  # share of the observations that must be evidence
@@ -103,6 +105,8 @@ def squared_errors(
 
 def errors_on(builder: Builder, data: Sequences, blocks: Sequence[range]) -> RowOf:
     """Mean squared errors over all steps of the blocks, each filtered by operators of the rest."""
+    if data.sensors is not None:
+        return _errors_of_one(builder, data, blocks)
     x, z = (rows.reshape(-1, *rows.shape[-2:]) for rows in (data.x, data.z))
     whole = replace(data.outside(range(0)), x=x, z=z)
     builders = [builder.measured(whole.outside(block)) for block in blocks]
@@ -117,6 +121,25 @@ def errors_on(builder: Builder, data: Sequences, blocks: Sequence[range]) -> Row
             own = replace(measured.of_members(members), scale_u=scale_u)
             rows.append(block_errors(own, rest, held_out, scale))
         return lambda lam: torch.stack([row(lam) for row in rows]).sum(0) / steps
+
+    return row_of
+
+
+def _errors_of_one(builder: Builder, data: Sequences, blocks: Sequence[range]) -> RowOf:
+    """The same for one data set, whose sensors may be tried in other forms."""
+    parts = [(data.outside(block), data.inside(block)) for block in blocks]
+    builders = [builder.measured(rest) for rest, _ in parts]
+    steps = sum(len(block) for block in blocks)
+
+    def row_of(
+        members: Tensor, scale: Scale, scale_u: Scale = 1.0, sensors: Sensors | None = None
+    ) -> Row:
+        one, moves = (s[0] if isinstance(s, Tensor) else s for s in (scale, scale_u))
+        rows = []
+        for measured, (rest, held_out) in zip(builders, parts, strict=True):
+            own = replace(measured, scale_u=moves, sensors=sensors or measured.sensors)
+            rows.append(block_errors(own, rest, held_out, one))
+        return lambda lam: torch.stack([row(lam[0]) for row in rows]).sum(0).unsqueeze(0) / steps
 
     return row_of
 
@@ -158,6 +181,7 @@ def cell_errors(builder: Builder, data: Sequences, block: range) -> Score:
     """
     rest, held_out = data.outside(block), excerpts(data.inside(block), TUNED_STEPS)
     builder, kept = builder.measured(rest), rest.z.shape[-1] - rest.rates
+    there = sum(int(split(x, rest.controls)[0].isfinite().any(-1).sum()) for x, _ in held_out)
 
     @lru_cache(maxsize=1)
     def latents(scale: float) -> tuple[Features, Lift | None, dict[str, Any]]:
@@ -178,7 +202,7 @@ def cell_errors(builder: Builder, data: Sequences, block: range) -> Score:
             total += float((result.mean.squeeze(-3) - truth)[..., :kept].square().sum())
             used += float(result.evidence.sum())
         steps = sum(z.shape[-2] for _, z in held_out)
-        return total / steps if used >= USED * steps else math.inf
+        return total / steps if used >= USED * there else math.inf
 
     return score
 
@@ -198,7 +222,7 @@ def leave_out(builder: Builder, data: FittedData, own: Update) -> Callable[[rang
         lam = float(choice.lam.min())
         return builder.update(rows, choice.scale_x, TOLERANCE, lam=lam, rough=True)
 
-    is_named = isinstance(builder.settings.engine, str)
+    is_named = isinstance(builder.settings.engine, str) and data.sensors is None
     update = rough(x) if is_named and not isinstance(own, ActiveSet | Local) else own
 
     def operators(block: range) -> Operators:
