@@ -66,7 +66,7 @@ def test_a_quick_walk(root, tmp_path):
     words = ["data=battery,uwb_plaza2", "model=iw,knn"]
     _, folder = sweep(root, tmp_path, *words)
     check_tables(folder, ["battery", "uwb_plaza2"], ["iw", "knn"])
-    said = "this model takes no control inputs: distance, turn further columns of x"
+    said = "this model takes no control inputs: moved_1, moved_2 further columns of x"
     assert said in _notes(folder, "uwb_plaza2", "knn")
     assert not any("takes no control" in note for note in _notes(folder, "battery", "iw"))
     done, _ = sweep(root, tmp_path, *words)

@@ -136,10 +136,17 @@ def test_uwb_plaza(site, counts):
     names = found.recording.x_names
     away = np.stack([np.hypot(*(z - beacons[name]).T) for name in names], 1)[np.isfinite(x)]
     assert np.corrcoef(x[np.isfinite(x)], away)[0, 1] > 0.99  # ranges fit these positions
-    driven, way = found.u[:, 0], np.hypot(*np.diff(z, axis=0, prepend=z[:1]).T)
-    smooth = way < 1
-    assert np.corrcoef(driven[smooth], way[smooth])[0, 1] > 0.9
-    held = uwb_plaza(ROOT, site=site, hold=3.0).recording.x
+    moved = np.stack([train["moved_1"], train["moved_2"]], 1)[1:]
+    steps = np.diff(np.stack([train["position_1"], train["position_2"]], 1), axis=0)
+    assert np.square(moved - steps).sum() < 0.1 * np.square(steps).sum()
+    whole = uwb_plaza(ROOT, site=site, hold=3.0).recording
+    held, since = whole.x[:, :4], whole.x[:, 4:].reshape(-1, 4, 2)
+    assert whole.x_names[4:6] == ("beacon 0 since_1", "beacon 0 since_2") or site == "Plaza2"
+    assert (since[np.isfinite(x)] == 0).all()  # a range that came just now
+    beacon = np.flatnonzero(np.isfinite(x[:, 0]))[:2]  # its first two answers
+    np.testing.assert_allclose(
+        since[beacon[1] - 1, 0], found.u[beacon[0] + 1 : beacon[1]].sum(0), atol=1e-9
+    )
     np.testing.assert_array_equal(held[np.isfinite(x)], x[np.isfinite(x)])
     assert np.isfinite(held).mean() > 0.6
 
@@ -164,7 +171,7 @@ def test_each_is_a_task(name):
     assert problem.info()["test/mse_of_mean"] > 0
     assert problem.filter_units.x_names == problem.recording.x_names
     assert problem.parts.train_rows.size > 0.9 * (~held_out).sum()
-    moved = {"battery": ("Current [A]",), "uwb_plaza": ("distance", "turn")}.get(name, ())
+    moved = {"battery": ("Current [A]",), "uwb_plaza": ("moved_1", "moved_2")}.get(name, ())
     assert problem.recording.u_names == moved
     other = problem.suited(SimpleNamespace(name="lstm"))
     assert other.filter_units.u is None
@@ -177,7 +184,7 @@ def test_each_is_a_task(name):
             parted.suited(SimpleNamespace(name="lstm")).recording.x, other.recording.x
         )
         assert other.recording.x_names[-2:] == moved
-        assert "this model takes no control inputs: distance, turn further" in other.notes[1]
+        assert "this model takes no control inputs: moved_1, moved_2 further" in other.notes[1]
     if name == "battery":
         assert other.recording.x_names == problem.recording.x_names
     if name == "turbofan":
