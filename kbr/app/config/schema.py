@@ -286,7 +286,7 @@ class LSTMFilter(TrainedFilter):
 @dataclass
 class Frames:
     estimator: Node
-    grid: dict[str, Annotated[list[Any], Length()]]
+    grid: Annotated[dict[str, list[Any]], Described("a mapping {parameter: [values], ...}")]
     most: Count | None
 
 
