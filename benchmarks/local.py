@@ -59,7 +59,21 @@ def canteen(folder: str | Path) -> dict:
     pairs = [(np.asarray(recording.x[some]), np.asarray(recording.z[some])) for some in rows]
     train = [pair for pair, held in zip(pairs, test, strict=True) if not held]
     tests = [pair for pair, held in zip(pairs, test, strict=True) if held]
-    return measured(KernelBayesFilter(), [x for x, _ in train], [z for _, z in train], tests)
+    filt = KernelBayesFilter()
+    figures = measured(filt, [x for x, _ in train], [z for _, z in train], tests)
+    return figures | smoothed(filt, *tests[-1])
+
+
+def smoothed(filt: KernelBayesFilter, x: Any, z: Any) -> dict:
+    """How long error bars of smoothing take to measure, and figures of one smoothed sequence."""
+    started = time.process_time()
+    assert filt.smoothing_calibration is not None
+    spent, result, exact = time.process_time() - started, filt.smooth(x), torch.as_tensor(z)
+    return {
+        "smoothing s": spent,
+        "smoothed mse": float((result.mean - exact).square().sum(-1).mean()),
+        "smoothed coverage": float(filt.credible_region(result).contains(exact).double().mean()),
+    }
 
 
 def lorenz(n: int, seed: int, noise: float = 1.0) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ from kbr.core.units.scaling import Scaling
 from kbr.core.units.units import Units
 
 OWN = "kbr.own_model"
-TRAINED = ("kbr.learned_filter", "kbr.lstm_filter")
+TRAINED = ("kbr.learned_filter", "kbr.lstm_filter", "kbr.gru_filter")
 RECORD = "run.json"  # of a finished run
 DATA = "data.json"  # of a run on own data
 WITHOUT_UNITS = (
@@ -46,12 +46,11 @@ def load_filter(run: str | Path, *, trial: int = 0, trust: Sequence[str] = ()) -
     kind = content["kind"]
     _import_trusted(trust)
     if kind in TRAINED:
-        from kbr.training.filters.learned import LearnedFilter
-        from kbr.training.filters.lstm import LSTMFilter
+        from kbr.training import GRUFilter, LearnedFilter, LSTMFilter
 
         units = None if content.get("units") is not None else _older_units(path)
-        loaded = LearnedFilter if kind == LearnedFilter.kind else LSTMFilter
-        return loaded.load(path, units=units)
+        kinds = {made.kind: made for made in (LearnedFilter, LSTMFilter, GRUFilter)}
+        return kinds[kind].load(path, units=units)
     if kind == REFINED:
         refined = trial_state(content["refined"], trial)
         inner = _with_units(refined["filter"], path)

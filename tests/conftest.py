@@ -9,12 +9,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from pathlib import Path
 
 import pytest
-from jaxtyping import install_import_hook
+import shape_checks
 
 # A shell that starts the tests in the background has them ignore Ctrl-C; some are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-install_import_hook("kbr.core", "beartype.beartype")
+shape_checks.install()
 
 import torch  # noqa: E402  (after the hook and the thread count)
 

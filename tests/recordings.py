@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from command_line import undrawn
 
 from kbr.app import cli
 from kbr.app.recordings.read import Source
@@ -90,7 +91,8 @@ def spots(table: dict[str, list]) -> np.ndarray:
 
 
 def command(monkeypatch, name: str, *arguments: str) -> None:
-    """`python train.py` or `evaluate.py` in this process."""
+    """`python train.py` or `evaluate.py` in this process, without drawing the pictures."""
     monkeypatch.setenv("KBR_RUN_ID", "test")
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
-    getattr(cli, name)()
+    with undrawn():
+        getattr(cli, name)()

@@ -13,6 +13,7 @@ from kbr.core.io import checkpoint
 from kbr.core.uncertainty.adaptive import stretches
 from kbr.core.uncertainty.calibration import NEVER, WAKING, bridges_of, horizons_of, next_horizon
 from kbr.training.encoders import MLP
+from kbr.training.filters.gru import GRUFilter
 from kbr.training.filters.learned import LearnedFilter
 from kbr.training.filters.lstm import LSTMFilter
 
@@ -204,7 +205,7 @@ def test_calibration_is_kept_by_files_copies_and_compression(data, filt, tmp_pat
     assert size[49] > 3 * size[20:30].mean()
 
 
-@pytest.mark.parametrize("made", [LearnedFilter, LSTMFilter])
+@pytest.mark.parametrize("made", [LearnedFilter, LSTMFilter, GRUFilter])
 def test_trained_filters_calibrate_flag_and_keep_both(data, made, tmp_path):
     encoder = partial(MLP, hidden=(8,), n_features=4)
     filt = made(encoder=encoder, epochs=20, val_every=10)

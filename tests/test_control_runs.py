@@ -13,7 +13,8 @@ from kbr.app.recordings.resample import resampled
 from kbr.app.streaming.command import Options, stream
 from kbr.core.errors import KbrError
 
-QUICK = ["model.scales=[0.5]", "model.lams=[0.01]", "logger=csv"]
+QUICK = ["model.scales=[0.5]", "model.lams=[0.01]"]
+FEW = ["model.filter.epochs=2", "model.filter.val_every=1", "encoder=mlp", "encoder.hidden=[16]"]
 
 
 def rides(rows, seed):
@@ -46,7 +47,7 @@ def desk(tmp_path_factory):
 
 
 def train(patch, desk, file, run, *words):
-    keys = [f"data.path={desk / file}", "data.u=[push]", "data.sequence=ride", *QUICK, *words]
+    keys = [f"data.path={desk / file}", "data.u=[push]", "data.sequence=ride", "logger=csv", *words]
     if file.endswith("csv"):
         keys += ["data.x=[east,north]", "data.z=[place]"]
     patch.setattr("kbr.app.run.train.run_figures", lambda *_, **__: [], raising=False)
@@ -54,11 +55,16 @@ def train(patch, desk, file, run, *words):
     return run
 
 
-@pytest.mark.parametrize("kind", ["csv", "npz"])
-def test_every_way_takes_the_controls(desk, kind, monkeypatch, capsys):
-    run = train(monkeypatch, desk, f"train.{kind}", desk / f"run_{kind}", "model=iw")
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("csv", ["model=iw", *QUICK]), ("npz", ["model=iw", *QUICK]), ("csv", ["model=gru", *FEW])],
+)
+def test_every_way_takes_the_controls(desk, kind, words, monkeypatch, capsys):
+    name = f"{words[0].removeprefix('model=')}_{kind}"
+    run = train(monkeypatch, desk, f"train.{kind}", desk / name, *words)
     filt, file = kbr.load_filter(str(run)), desk / f"new.{kind}"
-    assert filt.operators.controls == 1
+    assert filt.units.u is not None
     table = rides(15, 1001)
     x = np.stack([table["east"], table["north"]], 1)
     push = np.array(table["push"], dtype=float)[:, None]
@@ -79,7 +85,7 @@ def test_every_way_takes_the_controls(desk, kind, monkeypatch, capsys):
 
 
 def test_json_lines_hold_controls(desk, monkeypatch):
-    run = train(monkeypatch, desk, "train.csv", desk / "run_json", "model=iw")
+    run = train(monkeypatch, desk, "train.csv", desk / "run_json", "model=iw", *QUICK)
     filt, table = kbr.load_filter(str(run)), rides(15, 1001)
     rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
     (desk / "new.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -91,9 +97,9 @@ def test_json_lines_hold_controls(desk, monkeypatch):
 
 def test_models_that_take_none_and_files_that_have_none_are_refused(desk, monkeypatch, capsys):
     with pytest.raises((KbrError, SystemExit)):
-        train(monkeypatch, desk, "train.csv", desk / "refused", "model=iw_refined")
-    assert "takes no control inputs" in capsys.readouterr().err
-    run = train(monkeypatch, desk, "train.csv", desk / "run_lost", "model=iw")
+        train(monkeypatch, desk, "train.csv", desk / "refused", "model=iw_refined", *QUICK)
+    assert "takes no control inputs; model=iw, " in capsys.readouterr().err
+    run = train(monkeypatch, desk, "train.csv", desk / "run_lost", "model=iw", *QUICK)
     table = rides(15, 1001)
     path = write_csv(desk / "lost.csv", table, ["ride", "east", "north"])
     with pytest.raises(KbrError, match="has no column 'push'"):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import call
 from test_doc_commands import PAGES, ROOT, commands
 
 SMALL = ("data.n_train=40", "data.n_test=10")
@@ -48,12 +49,13 @@ def test_extensions_run_from_the_users_own_folder(tmp_path):
     for number, line in enumerate(given):
         brief = BRIEF if "encoder=flat" in line else ()
         words = shlex.split(line)[2:]
-        done = run("train", [*words, *SMALL, *brief, f"hydra.run.dir=made{number}"], tmp_path)
+        made = f"hydra.run.dir={tmp_path}/made{number}"
+        done = call(*words, *SMALL, *brief, made, folder=tmp_path)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / f"made{number}" / "metrics.json").is_file()
     # The encoder and the model are the user's own: evaluate finds them through the run's config.
     for own in ("made3", "made5"):
-        again = run("evaluate", [f"run={own}", "trust=[mine]"], tmp_path)
+        again = call(f"run={own}", "trust=[mine]", script="evaluate.py", folder=tmp_path)
         assert again.returncode == 0, again.stderr
 
 

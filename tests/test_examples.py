@@ -5,15 +5,14 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from command_line import call
 
 from kbr.app.building.default_model import default_model
 
 ROOT = Path(__file__).resolve().parent.parent
-INSPECT = "from kbr.app.inspect_data import main; main()"
 BRIEF = ["model.filter.epochs=2", "model.filter.val_every=1"]
 
 
@@ -22,19 +21,14 @@ def run(command: str, folder: Path) -> str:
     runs = sorted(folder.glob("outputs/recording_*/*"))
     meant = command.replace("outputs/...", str(runs[-1]) if runs else "")
     words = shlex.split(meant.replace("\\\n", " "))
-    if words[0] == "kbr-inspect":
-        words = [sys.executable, "-c", INSPECT, *words[1:]]
-    elif words[0] == "kbr-filter":
-        words = [sys.executable, "-m", "kbr.app.streaming.command", *words[1:]]
+    script, *rest = words[1:] if words[0] == "python" else words
+    rest += BRIEF if script == "train.py" and _trains(rest, folder) else []
+    if script.startswith("examples/"):
+        own = {**os.environ, "PYTHONPATH": str(ROOT)}
+        example = [sys.executable, str(ROOT / script), *rest]
+        done = subprocess.run(example, capture_output=True, text=True, cwd=folder, env=own)
     else:
-        assert words[0] == "python"
-        words = [sys.executable, str(ROOT / words[1]), *words[2:]]
-        words += BRIEF if words[1].endswith("train.py") and _trains(words, folder) else []
-    # Run ids are made from the clock by default: two runs in one second would share a folder.
-    own = {"PYTHONPATH": str(ROOT), "KBR_RUN_ID": str(time.time_ns())}
-    done = subprocess.run(
-        words, capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, **own}
-    )
+        done = call(*rest, script=script, folder=folder)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

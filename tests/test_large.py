@@ -157,20 +157,31 @@ def test_calibration_needs_no_second_filter(everything_large, monkeypatch):
     assert bool(calibration.scores.isfinite().all())
 
 
-def test_save_load_and_compress_30_000_points(tmp_path):
-    x, z = Rotation().sample(300, torch.Generator().manual_seed(0), (100,))
+def saved_loaded_and_compressed(count, folder):
+    """A filter of `count` sequences of 300 steps."""
+    x, z = Rotation().sample(300, torch.Generator().manual_seed(0), (count,))
     x_test, z_test = Rotation().sample(20, torch.Generator().manual_seed(9))
     made = fixed().fit(list(x.unbind()), list(z.unbind()))
     assert made.operators.phi.dtype == torch.float32
-    made.save(tmp_path / "filter.ckpt")
-    loaded = KernelBayesFilter.load(tmp_path / "filter.ckpt")
+    made.save(folder / "filter.ckpt")
+    loaded = KernelBayesFilter.load(folder / "filter.ckpt")
     answer = made.filter(x_test).mean
     assert torch.equal(loaded.filter(x_test).mean, answer)
     small = made.compress(60, x=x_test, z=z_test)
     assert small.operators.n <= 60
     assert (small.filter(x_test).mean - answer).square().sum(-1).mean() < 0.02
     with pytest.raises(KbrError, match="compress"):
-        made.export(tmp_path / "step.pt2")
+        made.export(folder / "step.pt2")
+
+
+def test_save_load_and_compress(everything_large, tmp_path):
+    saved_loaded_and_compressed(4, tmp_path)
+
+
+@pytest.mark.slow
+def test_save_load_and_compress_30_000_points(tmp_path):
+    """With the thresholds as they are."""
+    saved_loaded_and_compressed(100, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -53,22 +53,21 @@ def test_a_cell_with_a_bug_is_reported_and_the_others_go_on(tmp_path):
     broken = tmp_path / "mine" / "data" / "broken.yaml"
     broken.write_text(text + "task: {_target_: collections.OrderedDict}\n")
     own = ["--config-dir", str(tmp_path / "mine")]
-    done = start(tmp_path, *own, "data=broken,rotation", "data.n_test=10", "model=iw")
-    printed, errors = done.communicate(timeout=200)
-    assert done.returncode == 1, errors
-    assert "[2/2]" in printed
-    assert "failed: " in errors
-    assert "Traceback" not in errors + printed
+    words = ["-m", *own, "data=broken,rotation", "data.n_test=10", "model=iw"]
+    done = call(*words, f"hydra.sweep.dir={tmp_path}")
+    assert done.returncode == 1, done.stderr
+    assert "[2/2]" in done.stdout
+    assert "failed: " in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
     assert len(rows(tmp_path)) == 1
     (failure,) = tmp_path.glob("*/failure.txt")
     assert "Traceback" in failure.read_text()
 
 
 def test_cells_of_a_sweep_are_one_process_each(tmp_path):
-    done = start(tmp_path, *SMALL, "trainer=ddp_cpu", "seed=0,1")
-    _, errors = done.communicate(timeout=200)
+    done = call("-m", *SMALL, "trainer=ddp_cpu", "seed=0,1", f"hydra.sweep.dir={tmp_path}")
     assert done.returncode == 1
-    assert "hydra/launcher=side_by_side" in errors
+    assert "hydra/launcher=side_by_side" in done.stderr
 
 
 @pytest.mark.slow
@@ -133,6 +132,7 @@ def test_ranges_on_the_command_line_are_searched(search):
     [
         ("iw_nn", {"model.filter.lr", "model.filter.noise", "encoder.dropout", "model.filter.lam"}),
         ("lstm", {"model.filter.lr", "model.filter.noise", "model.filter.dropout"}),
+        ("gru", {f"model.filter.{name}" for name in ("lr", "noise", "dropout", "chunk")}),
     ],
 )
 def test_what_is_searched_by_itself(search, model, keys):

@@ -15,9 +15,10 @@ from lightning.pytorch.loggers import CSVLogger
 
 from kbr.app.run.trainer import is_parallel, trainer_settings
 from kbr.core.errors import KbrError
-from kbr.training import MLP, LearnedFilter, LSTMFilter
+from kbr.training import MLP, GRUFilter, LearnedFilter, LSTMFilter
 from kbr.training.data import SequenceData
 from kbr.training.modules.features import FeatureModule
+from kbr.training.modules.gru import GRUModule
 from kbr.training.modules.lstm import LSTMModule
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,10 +32,12 @@ ENCODER = partial(MLP, hidden=(8,), n_features=4)
 MODULES = {
     "learned": partial(FeatureModule, n_fourier=16, coarse_scales=(1.0,), lams=(1e-3, 1e-1)),
     "lstm": partial(LSTMModule, window=3, hidden=5),
+    "gru": partial(GRUModule, chunk=9, hidden=5),
 }
 FILTERS = {
     "learned": partial(LearnedFilter, n_fourier=16, coarse_scales=(1.0,), lams=(1e-3, 1e-1)),
     "lstm": partial(LSTMFilter, window=3, hidden=5),
+    "gru": partial(GRUFilter, chunk=9, hidden=5),
 }
 
 

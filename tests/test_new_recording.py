@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:You are using `torch.load` with `weights_only=False`",
     "ignore:`lr_scheduler.step..` before",
 )
-MODELS = ["iw", "iw_nn", "iw_refined", "lstm"]
+MODELS = ["iw", "iw_nn", "iw_refined", "lstm", "gru"]
 FEW = ["model.filter.epochs=2", "model.filter.val_every=2"]
 SMALL = {
     "vectors": ["encoder=mlp", "encoder.hidden=[16]", "encoder.n_features=8"],
@@ -64,7 +64,7 @@ def trained(desk, request):
         keys += ["data.x=[faint,loud,bearing]", "data.circular=[yaw,bearing]"]
     else:
         keys += ["data.circular=[yaw]"]
-    small = [*FEW, *SMALL[kind]] if model in ("iw_nn", "lstm") else QUICK
+    small = [*FEW, *SMALL[kind]] if model in ("iw_nn", "lstm", "gru") else QUICK
     small = [*small, "model.steps=2"] if model == "iw_refined" else small
     small = [*small, "model.compare_raw=false", *GRIDS] if model == "iw_nn" else small
     with pytest.MonkeyPatch.context() as patch:

@@ -297,7 +297,7 @@ def on_a_recording(home):
     return run(home, "on_a_recording", *kept)[0]
 
 
-def test_a_new_recording_is_evaluated_in_the_units_of_training(home, on_a_recording):
+def test_a_new_recording_is_evaluated_in_the_units_of_training(home, on_a_recording, monkeypatch):
     """The training file again: errors are those of known rows, in variances of the training z."""
     given = [f"run={on_a_recording}", "data.path=walk.csv"]
     done = call(*given, script="evaluate.py", folder=home)
@@ -311,6 +311,7 @@ def test_a_new_recording_is_evaluated_in_the_units_of_training(home, on_a_record
     rows = np.loadtxt(home / "walk.csv", delimiter=",", skiprows=1)
     with np.load(on_a_recording / "evaluation" / "walk" / "posterior.npz") as answers:
         mean = answers["mean"][0]
+    monkeypatch.syspath_prepend(home)
     units = kbr.load_filter(on_a_recording, trust="my_models").recorded
     inner = [units.z.apply(torch.from_numpy(z)) for z in (mean, rows[:, 3:])]
     expected = float((inner[0] - inner[1]).square().sum(-1).mean())

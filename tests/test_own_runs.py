@@ -112,7 +112,8 @@ def test_one_command_gives_a_run_in_recorded_units_that_evaluates_again(tmp_path
     x, z = turning(200)
     path, folder = saved(tmp_path, x=x, z=z), tmp_path / "run"
     keys = ["data.z=[yaw]", "data.circular=[yaw]", "data.x=[a,b]", "data.units={a:V,b:V}"]
-    done = call("data=recording", f"data.path={path}", *keys, "model=iw", f"hydra.run.dir={folder}")
+    words = [f"data.path={path}", *keys, "model=iw", f"hydra.run.dir={folder}"]
+    done = call("data=recording", *words, pictures=True)
     assert done.returncode == 0, done.stderr
     assert "yaw [deg]" in done.stdout
     metrics = json.loads((folder / "metrics.json").read_text())
@@ -172,7 +173,8 @@ def test_networks_train_on_images(tmp_path):
     frames = (255 * np.exp(-spots / 3)).astype(np.uint8)
     path = saved(tmp_path, x=frames, z=z)
     small = ["model.filter.epochs=2", "model.filter.val_every=1", "encoder=cnn"]
-    done = call("data=recording", f"data.path={path}", *small, f"hydra.run.dir={tmp_path / 'run'}")
+    words = [f"data.path={path}", *small, f"hydra.run.dir={tmp_path / 'run'}"]
+    done = call("data=recording", *words, pictures=True)
     assert done.returncode == 0, done.stderr
     assert "encoder=mlp" not in done.stdout
     drawn = {picture.stem for picture in (tmp_path / "run" / "figures").glob("*.png")}
@@ -203,20 +205,23 @@ def test_a_mistake_is_named_and_leaves_nothing_behind(tmp_path, arguments, words
 # Trained filters on lists of sequences
 
 
-def test_lstm_windows_stay_inside_their_sequence():
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_recurrent_models_remember_no_other_sequence(kind):
     from functools import partial
 
     from kbr.training.encoders import MLP
+    from kbr.training.modules.gru import GRUModule
     from kbr.training.modules.lstm import LSTMModule
 
     encoder = partial(MLP, n_features=4, hidden=(5,))
-    module = LSTMModule(encoder=encoder, shape=(3,), dz=2, window=6, hidden=7)
+    made = {"lstm": partial(LSTMModule, window=6), "gru": GRUModule}[kind]
+    module = made(encoder=encoder, shape=(3,), dz=2, hidden=7)
     module.fit_scales(torch.randn(20, 3), torch.randn(20, 2))
     psi = torch.randn(20, 4)
-    joined = module.latents_of(module.windows(psi, [12, 8]))
-    torch.testing.assert_close(joined[:12], module.latents_of(module.windows(psi[:12])))
-    torch.testing.assert_close(joined[12:], module.latents_of(module.windows(psi[12:])))
-    assert not torch.allclose(joined[12:], module.latents_of(module.windows(psi))[12:])
+    joined = module.run(psi, [12, 8])
+    torch.testing.assert_close(joined[:12], module.run(psi[:12], [12]))
+    torch.testing.assert_close(joined[12:], module.run(psi[12:], [8]))
+    assert not torch.allclose(joined[12:], module.run(psi, [20])[12:])
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import kbr._torchvision  # noqa: F401  (before lightning)
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kbr.app.run.trainer import launch_of, trainer_settings
 from kbr.core.errors import KbrError
 from kbr.core.objectives import feature_loss, feature_sums
+from kbr.training.modules.gru import GRUModule
 from kbr.training.modules.lstm import LSTMModule
 from kbr.training.workers import (
     check_workers,
@@ -111,27 +113,25 @@ def test_sums_of_halves_are_those_of_one_worker_to_the_last_bit(pieces):
 
 
 @pytest.mark.parametrize(("n", "world"), [(41, 2), (41, 3), (7, 7)])
-def test_blocks_of_the_lstm_average_to_its_loss(n, world):
-    """Also for uneven blocks, and for blocks shorter than the window."""
+@pytest.mark.parametrize(
+    "made", [partial(LSTMModule, window=5), partial(GRUModule, chunk=9), partial(GRUModule)]
+)
+def test_blocks_of_recurrent_models_average_to_their_loss(made, n, world):
+    """Also for uneven blocks, for blocks shorter than the window, and inside a piece."""
     generator = torch.Generator().manual_seed(1)
     x, z = torch.randn(n, 3, generator=generator), torch.randn(n, 2, generator=generator)
-    module = LSTMModule(
-        encoder=lambda shape: nn.Linear(*shape, 4),
-        shape=(3,),
-        dz=2,
-        window=5,
-        hidden=6,
-        noise=0.0,
-    ).double()
+    encoder = lambda shape: nn.Linear(*shape, 4)  # noqa: E731
+    module = made(encoder=encoder, shape=(3,), dz=2, hidden=6, noise=0.0).double()
     module.fit_scales(x, z)
     x, z = x.double(), z.double()
     lengths = [len(z) // 3, len(z) - len(z) // 3]
-    whole = module.share(x, z, lengths, rank=0, world=1)
-    shares = [module.share(x, z, lengths, rank=k, world=world) for k in range(world)]
-    shares = torch.stack(shares)
+    whole = module.share(x, z, lengths=lengths, rank=0, world=1)
+    shares = torch.stack(
+        [module.share(x, z, lengths=lengths, rank=k, world=world) for k in range(world)]
+    )
     torch.testing.assert_close(shares.mean(), whole, rtol=1e-12, atol=0)
-    names = [name for name, _ in module.named_parameters()]
-    weights = list(module.parameters())
+    trained = {name: part for name, part in module.named_parameters() if part.requires_grad}
+    names, weights = list(trained), list(trained.values())
     expected = dict(zip(names, torch.autograd.grad(whole, weights), strict=True))
     found = dict(zip(names, torch.autograd.grad(shares.mean(), weights), strict=True))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)

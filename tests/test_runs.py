@@ -4,6 +4,7 @@ import csv
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import call
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -340,8 +342,9 @@ def test_ctrl_c_and_the_printed_command_goes_on(tmp_path):
     line = errors.strip().splitlines()[-1]
     assert line.startswith("kbr: stopped by Ctrl-C. The last checkpoint is ")
     before = contents(folder / ".hydra")
-    typed = line.partition("Go on: ")[2].replace("python", sys.executable, 1)
-    again = subprocess.run(typed, shell=True, capture_output=True, text=True, check=False, cwd=ROOT)
+    python, script, *typed = shlex.split(line.partition("Go on: ")[2])
+    assert python == "python"
+    again = call(*typed, script=script)
     assert again.returncode == 0, again.stderr
     assert contents(folder / ".hydra") == before
     assert json.loads((folder / "metrics.json").read_text())["test/trials"] == 2
@@ -386,15 +389,14 @@ def test_ctrl_c_before_anything_is_saved_leaves_no_folder(tmp_path):
 def test_a_damaged_cell_is_run_again_and_said(tmp_path):
     given = ["-m", "data=rotation", "data.n_train=30", "data.n_test=10", "model=ekf,ukf"]
     given += [f"hydra.sweep.dir={tmp_path}"]
-    assert start(*given).communicate(timeout=120)
+    assert call(*given).returncode == 0
     first = (tmp_path / "results.csv").read_text()
     cell = next(tmp_path.glob("*model-ekf*"))
     (cell / "metrics.json").write_text("5")
-    again = start(*given)
-    printed, errors = again.communicate(timeout=120)
-    assert again.returncode == 0, errors
-    assert "is run again: metrics.json is missing, damaged or altered" in printed
-    assert printed.count("already finished") == 1
+    again = call(*given)
+    assert again.returncode == 0, again.stderr
+    assert "is run again: metrics.json is missing, damaged or altered" in again.stdout
+    assert again.stdout.count("already finished") == 1
     assert "test/mse" in json.loads((cell / "metrics.json").read_text())
     now = (tmp_path / "results.csv").read_text()
     assert [line.rpartition(",")[0] for line in now.splitlines()] == [

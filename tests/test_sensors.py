@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+from functools import partial
 
 import filter_reference as reference
 import numpy as np
@@ -15,6 +16,7 @@ from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter, OriginalRul
 from kbr.app.streaming.command import Options, stream
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.filters.kernel.known_transition import TransitionRatio
+from kbr.training import MLP, GRUFilter, LearnedFilter
 
 LAM, ETA = 1e-2, 1e-4
 FIXED = {"rule": ImportanceWeightedRule(lam=LAM), "eta": ETA, "scales": (0.5,), "widths": (1.0,)}
@@ -192,8 +194,8 @@ def test_what_cannot_be_is_refused(fitted, tmp_path):
     for sensors, words in wrong:
         with pytest.raises(KbrError, match=words):
             filt.fit(x, z, sensors=sensors)
+    few = torch.where(torch.arange(60).unsqueeze(-1) < 5, x, torch.nan)
     with pytest.raises(KbrError, match="fewer than 10"):
-        few = torch.where(torch.arange(60).unsqueeze(-1) < 5, x, torch.nan)
         filt.fit(few, z, sensors="each")
     with pytest.raises(KbrError, match="at least one number"):
         filt.fit(torch.full_like(x, torch.nan), z, sensors="each")
@@ -225,6 +227,32 @@ def test_bandwidths_and_fusion_are_chosen_by_validation():
     out = filt.fit(noisy[:300], z[:300], sensors="each").filter(noisy[300:])
     assert error(out, z[300:]) < 1.3 * clean
     assert filt.choice.sensors.scales[-1] >= 8
+
+
+@pytest.mark.parametrize("network", [LearnedFilter, GRUFilter])
+def test_networks_see_which_sensors_are_there(network, tmp_path):
+    """Zeros and flags: a stream, a file and units of about 1e6 give the same answers."""
+    x, z = robot(300, 1008, absent=0.5)
+    x, z = 1e6 + 1e3 * x, 5e6 + z
+    encoder = partial(MLP, hidden=(32,), n_features=8)
+    filt = network(encoder=encoder, epochs=30, noise=0.1, val_every=15)
+    filt.fit(x[:240], z[:240], sensors="each", trainer={"accelerator": "cpu"})
+    assert filt.shape == (4,)
+    new = x[240:].clone()
+    new[3:5] = torch.nan
+    whole = filt.filter(new)
+    assert not whole.evidence[3:5].any()
+    assert whole.evidence[~new.isnan().all(-1)].all()
+    assert error(whole, z[240:]) < 0.5 * float(z.var(0).sum())
+    belief = filt.init()
+    for t in range(8):
+        belief = filt.step(belief, new[t])
+        torch.testing.assert_close(belief.mean, whole.mean[t], rtol=1e-9, atol=1e-6)
+    filt.save(tmp_path / "filter.ckpt")
+    again = network.load(tmp_path / "filter.ckpt").filter(new)
+    torch.testing.assert_close(again.mean, whole.mean, rtol=1e-9, atol=1e-6)
+    flipped = torch.where(new.isnan(), x[0], new)  # what was absent is there
+    assert (filt.filter(flipped).mean - whole.mean).abs().max() > 1e-3
 
 
 def rides(rows, seed):
@@ -274,8 +302,8 @@ def test_from_a_table_to_a_stream(tmp_path, monkeypatch, capsys):
         np.testing.assert_allclose(answer["mean"][0], means, rtol=1e-9)
     command(monkeypatch, "evaluate", f"run={run}")
     with pytest.raises(SystemExit):
-        command(monkeypatch, "train", "data=recording", *keys[:-1], "model=lstm")
-    assert "data.sensors: model=lstm" in capsys.readouterr().err
+        command(monkeypatch, "train", "data=recording", *keys[:-1], "model=iw_refined")
+    assert "data.sensors: model=iw_refined" in capsys.readouterr().err
 
 
 def test_rows_that_lack_one_number_are_advised(tmp_path, monkeypatch, capsys):

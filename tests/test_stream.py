@@ -275,12 +275,11 @@ def learned(folder, kind):
     """A small trained filter of its own kind."""
     from functools import partial
 
+    from kbr.training import GRUFilter, LearnedFilter, LSTMFilter
     from kbr.training.encoders import MLP
-    from kbr.training.filters.learned import LearnedFilter
-    from kbr.training.filters.lstm import LSTMFilter
 
     quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    made = {"learned": LearnedFilter, "lstm": LSTMFilter}[kind](
+    made = {"learned": LearnedFilter, "lstm": LSTMFilter, "gru": GRUFilter}[kind](
         encoder=partial(MLP, hidden=(8,)), epochs=2, val_every=2
     )
     made.fit(DATA.x_train, DATA.z_train, folder=folder, trainer=quiet)
@@ -288,7 +287,7 @@ def learned(folder, kind):
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
-@pytest.mark.parametrize("kind", ["kernel", "refined", "learned", "lstm"])
+@pytest.mark.parametrize("kind", ["kernel", "refined", "learned", "lstm", "gru"])
 def test_state_carries_the_belief_over(saved, tmp_path, kind):
     base = {"rule": RULE, "eta": 1e-4, "scales": (1.0,)}
     if kind == "kernel":

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import Done, call
 from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +32,10 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     marked = {**os.environ, "KBR_TEST_SWEEP": str(folder)}
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=marked)
+
+
+def sweep(folder: Path, *arguments: str) -> Done:
+    return call("-m", *arguments, f"hydra.sweep.dir={folder}")
 
 
 @pytest.mark.slow
@@ -56,9 +61,9 @@ def test_killed_at_a_random_moment_and_started_again_gives_the_same_results(tmp_
 def test_a_sweep_of_ones_own_gets_tables_figure_and_report(tmp_path):
     """A numeric key of any name is the x axis; seeds given as runs are trials."""
     arguments = ["data=rotation", "data.n_test=10", "data.n_train=30", "model=ekf,particle"]
-    done = start(tmp_path, *arguments, "data.sigma_x=0.1,0.3", "seed=0,1")
-    printed, errors = done.communicate(timeout=120)
-    assert done.returncode == 0, errors
+    done = sweep(tmp_path, *arguments, "data.sigma_x=0.1,0.3", "seed=0,1")
+    printed = done.stdout
+    assert done.returncode == 0, done.stderr
     assert "[8/8]" in printed
     assert "left" in printed
     assert max(map(len, printed.replace(str(tmp_path), "").splitlines())) <= 80
@@ -72,11 +77,10 @@ def test_a_sweep_of_ones_own_gets_tables_figure_and_report(tmp_path):
 
 def test_a_failed_cell_is_reported_and_the_others_go_on(tmp_path):
     arguments = ["data=rotation", "data.n_test=10", "data.n_train=3,30", "model=iw"]
-    done = start(tmp_path, *arguments)
-    printed, errors = done.communicate(timeout=120)
+    done = sweep(tmp_path, *arguments)
     assert done.returncode == 1
-    assert "n_train" in errors
-    assert "failed" in printed
+    assert "n_train" in done.stderr
+    assert "failed" in done.stdout
     assert len(rows(tmp_path)) == 1
     assert "Failed runs" in (tmp_path / "report.html").read_text()
 
@@ -123,24 +127,23 @@ def running(folder: Path) -> list[str]:
 
 
 def test_cells_that_would_share_a_folder_are_refused(tmp_path):
-    done = start(tmp_path, "data=rotation", "model=ekf", "trials=1,2")
-    _, errors = done.communicate(timeout=120)
+    done = sweep(tmp_path, "data=rotation", "model=ekf", "trials=1,2")
     assert done.returncode != 0
-    assert "Give trials once" in errors
+    assert "Give trials once" in done.stderr
 
 
 def test_finished_trials_of_a_killed_cell_are_not_trained_again(tmp_path):
     """As if killed after the second training ended, before the cell wrote its own files."""
     arguments = ["data=dsprites", "data.n_train=40", "data.n_test=10", "model=iw_nn,lstm"]
     short = ["trials=2", "model.filter.epochs=3", "logger=csv"]
-    start(tmp_path, *arguments, *short).communicate(timeout=300)
+    sweep(tmp_path, *arguments, *short)
     first = rows(tmp_path)
     cell = next(tmp_path.glob("*model-lstm*"))
     (cell / "run.json").unlink()
     weights = sorted(cell.glob("seed_*/checkpoints/last.ckpt"))
     before = [path.stat().st_mtime_ns for path in weights]
     assert len(before) == 2
-    printed, errors = start(tmp_path, *arguments, *short).communicate(timeout=300)
-    assert "already finished" in printed, errors
+    again = sweep(tmp_path, *arguments, *short)
+    assert "already finished" in again.stdout, again.stderr
     assert [path.stat().st_mtime_ns for path in weights] == before
     assert rows(tmp_path) == first

@@ -21,10 +21,9 @@ from kbr.core.errors import Diverged, KbrError
 from kbr.core.io.checkpoint import plain, write_atomically
 from kbr.core.kernels import Gaussian
 from kbr.core.objectives import feature_loss
-from kbr.training import MLP, LearnedFilter, LSTMFilter, SoftArgmaxCNN
+from kbr.training import MLP, GRUFilter, LearnedFilter, LSTMFilter, SoftArgmaxCNN
 from kbr.training.callbacks.keeping import KeepBest
 from kbr.training.data import SequenceData
-from kbr.training.filters.lstm import hold
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning with torch's pytrees
@@ -38,6 +37,7 @@ LEARNED = {"n_fourier": 32, "lams": (1e-3, 1e-1), "scales": (1.0, 2.0), "coarse_
 MODELS = {
     "learned": partial(LearnedFilter, **COMMON, **LEARNED),
     "lstm": partial(LSTMFilter, **COMMON, window=4, hidden=8),
+    "gru": partial(GRUFilter, **COMMON, chunk=15, hidden=8, gaps=0.1),
 }
 
 
@@ -352,12 +352,6 @@ def test_lstm_sees_its_window_and_no_further(tmp_path):
     assert (change[:3] < 1e-12).all()
     assert (change[3:7] > 1e-7).all()
     assert (change[7:] < 1e-6).all()
-
-
-def test_hold_keeps_the_last_seen_row():
-    psi = torch.arange(5.0).reshape(1, 5, 1)
-    seen = torch.tensor([[False, True, False, True, False]])
-    assert hold(psi, seen).flatten().tolist() == [1, 1, 1, 3, 3]
 
 
 def test_vectors_through_the_papers_network(tmp_path):

@@ -2,7 +2,8 @@
 
 import kbr._torchvision  # noqa: F401  (before lightning, which imports torchvision)
 from kbr.training.encoders import MLP, ResNet, SoftArgmaxCNN
+from kbr.training.filters.gru import GRUFilter
 from kbr.training.filters.learned import LearnedFilter
 from kbr.training.filters.lstm import LSTMFilter
 
-__all__ = ["MLP", "LSTMFilter", "LearnedFilter", "ResNet", "SoftArgmaxCNN"]
+__all__ = ["MLP", "GRUFilter", "LSTMFilter", "LearnedFilter", "ResNet", "SoftArgmaxCNN"]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.validation import split_lengths, validation_start
+from kbr.core.filters.sequences import split
 from kbr.core.filters.training_data import training_data
 from kbr.core.inputs import as_tensor, check_finite
 from kbr.core.io.file_rows import FileRows
@@ -17,18 +18,19 @@ from kbr.core.units.scaling import Scaling
 from kbr.core.units.units import Units
 
 Observations = Tensor | FileRows
-Batch = tuple[Any, Tensor]  # observations and latents
+Batch = tuple[Any, ...]  # observations, latents and, where there are some, controls
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """Inner x [T, ...] and z [T, dz] end to end, and what they mean."""
+    """Inner x [T, ...], z [T, dz] and controls [T, du] end to end, and what they mean."""
 
     x: Observations
     z: Tensor
     lengths: list[int]
     shape: tuple[int, ...]  # of one inner observation
     units: Units
+    u: tuple[Tensor, ...] = ()  # one tensor, or none
 
 
 def training_rows(x: Any, z: Any, *, whole: bool, **about: Any) -> TrainingRows:
@@ -38,15 +40,25 @@ def training_rows(x: Any, z: Any, *, whole: bool, **about: Any) -> TrainingRows:
     `whole`.
     """
     pieces = x if isinstance(x, list | tuple) else [x]
+    if about.get("u") is not None and whole:  # which are checked row by row, with x and z
+        pieces = [p.read() if isinstance(p, FileRows) else p for p in pieces]
+        x = pieces if isinstance(x, list | tuple) else pieces[0]
     if not all(isinstance(piece, FileRows) for piece in pieces):
-        data = training_data(x, z, standardize=(False, True), **about)
+        units, sensors = about.get("units"), about.get("sensors")
+        parted = sensors is not None or (units is not None and units.sensors is not None)
+        # Zero, which stands for what is absent, is to be the mean of what is there.
+        data = training_data(x, z, standardize=(parted, True), **about)
         if data.z.ndim != 2:
             raise KbrError(
                 f"networks train on one sequence, z [T, dz], or a list of them; got z of shape "
                 f"{tuple(data.z.shape)}. Pass a list, or loop over data sets."
             )
-        rows = data.x.to(torch.float32).reshape(-1, *data.shape)
-        return TrainingRows(rows, data.z, data.lengths, data.shape, data.units)
+        rows = data.observed if data.sensors is None else data.sensors.filled(data.observed)
+        shape = data.shape if data.sensors is None else tuple(rows.shape[1:])
+        rows = rows.to(torch.float32).reshape(-1, *shape)
+        controls = split(data.x, data.controls)[1]
+        u = () if controls is None else (controls.to(torch.float32),)
+        return TrainingRows(rows, data.z, data.lengths, shape, data.units, u)
     latents = list(z) if isinstance(z, list | tuple) else [z]
     lengths = [len(piece) for piece in pieces]
     if lengths != [len(piece) for piece in latents]:
@@ -78,7 +90,7 @@ class FullBatch:
 
 class SequenceData(lightning.LightningDataModule):
     """x [T, ...] and z [T, dz], sequences of the given lengths end to end; rows from `cut` on are
-    the validation block. `test` is a sequence x, z of its own.
+    the validation block. `test` is a sequence x, z of its own. u [T, du] are control inputs.
 
     The validation batch is all of it: the filter is built from its first part.
     """
@@ -90,9 +102,11 @@ class SequenceData(lightning.LightningDataModule):
         lengths: Sequence[int] | None = None,
         *,
         test: Batch | None = None,
+        u: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.x, self.z, self.test = x, z, test
+        self.whole: Batch = (x, z) if u is None else (x, z, u)
         self.lengths = list(lengths or [z.shape[0]])
         self.cut = validation_start(z.shape[0])
         self.train_lengths, pieces = split_lengths(self.lengths, self.cut)
@@ -100,13 +114,13 @@ class SequenceData(lightning.LightningDataModule):
 
     @property
     def training_part(self) -> Batch:
-        return self.x[: self.cut], self.z[: self.cut]
+        return tuple(rows[: self.cut] for rows in self.whole)
 
     def train_dataloader(self) -> FullBatch:
         return FullBatch(self.training_part)
 
     def val_dataloader(self) -> FullBatch:
-        return FullBatch((self.x, self.z))
+        return FullBatch(self.whole)
 
     def test_dataloader(self) -> FullBatch:
         if self.test is None:

@@ -20,7 +20,8 @@ def record_of(kind: str, settings: dict[str, Any], rows: TrainingRows, seed: int
     raw = (part.raw() for part in x.parts()) if isinstance(x, FileRows) else [x.numpy(force=True)]
     for part in raw:
         digest.update(part.tobytes())
-    digest.update(rows.z.numpy(force=True).tobytes())
+    for table in (rows.z, *rows.u):
+        digest.update(table.numpy(force=True).tobytes())
     digest.update(repr(rows.lengths).encode())
     return {"kind": kind, "settings": settings, "seed": seed, "data": digest.hexdigest()}
 

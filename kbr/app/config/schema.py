@@ -278,9 +278,19 @@ class LearnedFilter(TrainedFilter):
 
 
 @dataclass
-class LSTMFilter(TrainedFilter):
-    window: Annotated[int, Range(1, most=10**6)]
+class RecurrentFilter(TrainedFilter):
     hidden: Annotated[int, Range(1, most=10**5)]
+    gaps: Dropout
+
+
+@dataclass
+class LSTMFilter(RecurrentFilter):
+    window: Annotated[int, Range(1, most=10**6)]
+
+
+@dataclass
+class GRUFilter(RecurrentFilter):
+    chunk: Annotated[int, Range(1, most=10**6)]
 
 
 @dataclass
@@ -413,6 +423,7 @@ TARGETS: dict[str, type] = {
     "kbr.ParticleFilter": ParticleFilter,
     "kbr.training.filters.learned.LearnedFilter": LearnedFilter,
     "kbr.training.filters.lstm.LSTMFilter": LSTMFilter,
+    "kbr.training.filters.gru.GRUFilter": GRUFilter,
     "kbr.training.encoders.SoftArgmaxCNN": CNN,
     "kbr.training.encoders.MLP": MLP,
     "kbr.training.encoders.ResNet": Encoder,

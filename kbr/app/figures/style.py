@@ -26,6 +26,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "knn": {"color": "#44AA99", "marker": "h", "linestyle": "--"},
     "kernel_ridge": {"color": "#AA4499", "marker": "<", "linestyle": "-."},
     "kalman_regression": {"color": "#117733", "marker": ">", "linestyle": ":"},
+    "gru": {"color": "#A6761D", "marker": "X", "linestyle": "-."},
     "ekf": {"color": "#666666", "marker": "x", "linestyle": ":"},
     "ukf": {"color": "#999933", "marker": "+", "linestyle": ":"},
     "particle": {"color": "#000000", "marker": "*", "linestyle": "-."},

@@ -55,6 +55,12 @@ class TrainedMethod:
 
     trains: ClassVar[bool] = True  # so several workers are of use
 
+    takes_sensors: ClassVar[bool] = True
+
+    @property
+    def takes_controls(self) -> bool:
+        return self.filter.takes_controls
+
     def run(self, problem: Problem, seeds: Sequence[int], context: RunContext) -> Outcome:
         problem = sequential(problem, self.name)
         filt, notes = self._suited(problem)
@@ -124,9 +130,9 @@ class TrainedMethod:
         if resume and not (resume / LAST).is_file():
             resume = None  # this trial had not begun
         units = problem.filter_units or Units.none(data.z_train)  # the paper's tasks have none
-        kept = False
+        u, kept = getattr(data, "u_train", None), False
         if not context.resume:
-            state = filt.training_in(folder, data.x_train, data.z_train, seed, units=units)
+            state = filt.training_in(folder, data.x_train, data.z_train, seed, u=u, units=units)
             kept = state == "finished" and context.sweep is not None
             resume = folder if kept or state == "unfinished" else None
             if context.is_shown and resume:
@@ -140,6 +146,7 @@ class TrainedMethod:
         filt.fit(
             data.x_train,
             data.z_train,
+            u=u,
             units=units,
             seed=seed,
             folder=folder,

@@ -116,13 +116,13 @@ class OwnData:
         """These data as a model can take them; an error where it cannot."""
         if self.source.u is not None and not getattr(method, "takes_controls", False):
             raise KbrError(
-                f"data.u: model={method.name} takes no control inputs; model=iw, iw_paper and "
-                "original do. Else put them among data.x."
+                f"data.u: model={method.name} takes no control inputs; model=iw, iw_paper, "
+                "original, lstm and gru do. Else put them among data.x."
             )
         if self.sensors is not None and not getattr(method, "takes_sensors", False):
             raise KbrError(
-                f"data.sensors: model={method.name} takes whole rows only; model=iw knows absent "
-                "sensors. Use it, or leave data.sensors out."
+                f"data.sensors: model={method.name} takes whole rows only; model=iw, iw_nn, lstm "
+                "and gru know absent sensors. Use one, or leave data.sensors out."
             )
         return self
 
@@ -309,7 +309,7 @@ class OwnData:
     def state_space(self) -> StateSpaceModel:
         raise KbrError(
             "models ekf, ukf, particle and iw_true_ratio need the true dynamics and sensor, which "
-            f"data={self.name} does not know. Use model=iw, iw_paper, original, iw_nn or lstm."
+            f"data={self.name} does not know. Use model=iw, iw_paper, original, iw_nn, lstm or gru."
         )
 
     def columns(self) -> dict[str, object]:

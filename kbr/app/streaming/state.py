@@ -11,7 +11,7 @@ from kbr.core.filters.belief import Belief
 from kbr.core.io import checkpoint
 
 KIND = "kbr.belief"
-FILTERS = ("answering", "points", "table", "inner_cov")  # fields that the filter itself has
+FILTERS = ("answering", "points", "table")  # fields that the filter itself has
 
 
 def save_belief(belief: Belief, path: Path, identity: str) -> None:

@@ -113,7 +113,7 @@ def default_space(config: DictConfig, fixed: Sequence[str]) -> list[Override]:
     if not config.hydra.runtime.choices.get(GROUP):
         if not (Path(CONFIGS) / GROUP / f"{model}.yaml").is_file():
             raise KbrError(
-                f"model={model} has no training to search over. Use model=iw_nn or model=lstm."
+                f"model={model} has no training to search over. Use model=iw_nn, lstm or gru."
             )
         config = composed([*fixed, f"{GROUP}={model}"])
     typed = {text.partition("=")[0].lstrip("+") for text in fixed}

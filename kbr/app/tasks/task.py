@@ -93,7 +93,7 @@ class Filtering:
             raise KbrError(
                 "models ekf, ukf, particle and iw_true_ratio need the true dynamics and sensor, "
                 f"and {type(self.task).__name__} (data={self.name}) has no state_space(). Add it, "
-                "or use model=iw, iw_paper, original, iw_nn or lstm."
+                "or use model=iw, iw_paper, original, iw_nn, lstm or gru."
             )
         return self.task.state_space()
 

@@ -192,6 +192,20 @@ class BaseFilter(ABC):
     def save(self, path: Any) -> None:
         raise NotImplementedError
 
+    def _check_taken(self, u: Any, time_steps: str, sensors: Wanted, units: Units | None) -> None:
+        """An error where the filter does not take what `fit` was given."""
+        parted = sensors is not None or (units is not None and units.sensors is not None)
+        if parted and not self.takes_sensors:
+            raise KbrError(
+                f"{type(self).__name__} knows no absent sensors; KernelBayesFilter does. Leave "
+                "sensors out."
+            )
+        if not self.takes_controls and (u is not None or time_steps != "equal"):
+            raise KbrError(
+                f"{type(self).__name__} takes no control inputs u and no steps of time as input; "
+                "KernelBayesFilter does. Else put them among the columns of x."
+            )
+
     def _calibration_of(self, belief: Any) -> Calibration | None:
         smoothed = isinstance(belief, FilterResult) and belief.since is not None
         if smoothed and belief.since.is_floating_point():  # both sides count: a smoothed result
@@ -294,17 +308,7 @@ class TrainableFilter(BaseFilter):
         independent data sets, each with its own hyper-parameters. `progress` is handed the trials
         of a search, to show them.
         """
-        if not self.takes_controls and (u is not None or time_steps != "equal"):
-            raise KbrError(
-                f"{type(self).__name__} takes no control inputs u and no steps of time as input; "
-                "KernelBayesFilter does. Else put them among the columns of x."
-            )
-        parted = sensors is not None or (units is not None and units.sensors is not None)
-        if parted and not self.takes_sensors:
-            raise KbrError(
-                f"{type(self).__name__} knows no absent sensors; KernelBayesFilter does. Leave "
-                "sensors out."
-            )
+        self._check_taken(u, time_steps, sensors, units)
         about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
         about |= {"u": u, "time_steps": time_steps, "sensors": sensors}
         data = training_data(x, z, standardize=self.standardized, **about)

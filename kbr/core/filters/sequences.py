@@ -15,6 +15,8 @@ from kbr.core.units.sensors import Sensors
 
 FEW = 4  # sequences below which none is held out as a whole
 HELD_OUT = 0.15  # share of the sequences that are
+LEAD = 20  # rows that a filter takes to find the track, where it is not at a sequence's beginning
+ALL_OVER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # places in a sequence, as shares of its length
 
 KINDS = ("history", "rates", "controls", "sensors")
 Pair = tuple[Float[Tensor, "*b _ dx"], Float[Tensor, "*b _ dz"]]
@@ -81,17 +83,55 @@ def held_sequences(lengths: Sequence[int]) -> int:
     return round(HELD_OUT * len(lengths)) if len(lengths) >= FEW else 0
 
 
-def excerpts(pairs: Sequence[Pair], steps: int, count: int = 6) -> list[Pair]:
-    """About so many steps in pieces from sequences' beginnings, middles and ends."""
-    if sum(z.shape[-2] for _, z in pairs) <= steps:
-        return list(pairs)
-    pieces = []
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Part of a sequence, in which errors count after a `lead`: a filter starts anew there."""
+
+    x: Float[Tensor, "*b t dx"]
+    z: Float[Tensor, "*b t dz"]
+    lead: int = 0
+
+
+def excerpts(
+    data: Sequences, block: range, steps: int, places: Sequence[float] = ALL_OVER
+) -> list[Piece]:
+    """About so many steps of a block, in pieces from these places of sequences all over it.
+
+    A lead comes on top for pieces that do not begin where a sequence does.
+    """
+    starts, rows = {a for a, _ in _bounds(data.lengths)}, pieces_inside(data.lengths, block)
+    if len(block) > steps:
+        chosen, size = [], steps // len(places) + LEAD
+        for k, place in enumerate(places):
+            a, b = rows[k * len(rows) // len(places)]
+            start = a + int(place * max(b - a - size, 0))
+            chosen.append((start, min(start + size, b)))
+        rows = chosen
+    return [
+        Piece(
+            data.x[..., a:b, :].double(),
+            data.z[..., a:b, :],
+            0 if a in starts else min(LEAD, (b - a) // 2),
+        )
+        for a, b in rows
+    ]
+
+
+def blocks_all_over(lengths: Sequence[int], count: int, size: int) -> list[range]:
+    """Blocks of at least so many rows, evenly spaced: whole sequences, if there are enough."""
+    n, ends = sum(lengths), list(accumulate(lengths))
+    blocks = []
     for k in range(count):
-        x, z = pairs[k % len(pairs)]
-        size = min(steps // count, z.shape[-2])
-        start = (z.shape[-2] - size) * k // (count - 1)
-        pieces.append((x[..., start : start + size, :], z[..., start : start + size, :]))
-    return pieces
+        middle = (2 * k + 1) * n // (2 * count)
+        start = next(
+            end - length for end, length in zip(ends, lengths, strict=True) if middle < end
+        )
+        stop = next((end for end in ends if end >= start + size), n)
+        if len(lengths) < FEW or stop - start > n // 3:
+            start = max(middle - size // 2, 0)
+            stop = min(start + size, n)
+        blocks.append(range(start, stop))
+    return blocks
 
 
 def outside(rows: Tensor, block: range, dim: int = -2) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
@@ -34,6 +34,14 @@ class Sensors:
         """Which sensors of inner rows x [*s dx] are there: all of their columns."""
         there = x.isfinite()
         return torch.stack([there[..., list(columns)].all(-1) for columns in self.columns], -1)
+
+    def filled(self, x: Float[Tensor, "*s dx"]) -> Float[Tensor, "*s k"]:
+        """What a network sees of inner rows: zeros for absent sensors, then a flag for each."""
+        there = self.present(x)
+        known = torch.zeros_like(x)
+        for k, columns in enumerate(map(list, self.columns)):
+            known[..., columns] = torch.where(there[..., k : k + 1], x[..., columns], 0.0)
+        return torch.cat([known, there.to(x)], -1)
 
     @property
     def width(self) -> int:

@@ -73,7 +73,7 @@ class LearnedFilter(TrainedFilter):
         self._filter: KernelBayesFilter | None = None
         self._psi = self._z = torch.empty(0, device="cpu")
 
-    def finish(self, module: SequenceModule, x: Observations, z: Tensor) -> None:
+    def finish(self, module: SequenceModule, x: Observations, z: Tensor, *u: Tensor) -> None:
         psi, _, _ = self.encode(x)
         self._psi, self._z = psi[0], z
         assert isinstance(module, FeatureModule)
@@ -125,7 +125,7 @@ class LearnedFilter(TrainedFilter):
 
     def _on_features(self) -> TrainingData:
         """What the kernel filter is fitted to: features as they are, latents in their units."""
-        units = replace(self.units, x=Scaling.none(self._psi), x_names=None)
+        units = replace(self.units, x=Scaling.none(self._psi), x_names=None, sensors=None)
         return TrainingData(self._psi, self._z, self._lengths, (self._psi.shape[-1],), units)
 
     def fitted_state(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from kbr.core.filters.kernel.search import Edge
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive, check_sizes
 from kbr.core.io import checkpoint
 from kbr.core.io.file_rows import FileRows
+from kbr.core.units.sensors import Wanted
 from kbr.core.units.units import Units
 from kbr.training.callbacks.keeping import KeepBest
 from kbr.training.data import SequenceData, TrainingRows, training_rows
@@ -64,6 +65,7 @@ class TrainedFilter(BaseFilter):
     network: ClassVar[type[SequenceModule]]  # what is trained
     not_of_network: ClassVar[Sequence[str]] = ("val_every", "slack", "patience", "checkpoint_every")
     takes_files: ClassVar[bool] = True
+    takes_sensors: ClassVar[bool] = True
     in_blocks: ClassVar[bool] = False  # whether observations may stay in their file
 
     def __post_init__(self) -> None:
@@ -75,7 +77,7 @@ class TrainedFilter(BaseFilter):
         self._shape: tuple[int, ...] = ()  # of one observation, in inner coordinates
         self._units: Units | None = None
         self._largest = math.inf  # of the mean squares of scaled training observations
-        self._dz = 0
+        self._dz, self._controls = 0, 0
         self._record: dict[str, Any] = {}  # what tells this training from others
         self._lengths: list[int] = []  # of the training sequences
         counts = ("epochs", "val_every", "patience", "log_every", "checkpoint_every")
@@ -90,8 +92,8 @@ class TrainedFilter(BaseFilter):
         return f"{type(self).__name__}({state})"
 
     @abstractmethod
-    def finish(self, module: SequenceModule, x: Any, z: Tensor) -> None:
-        """What is fitted once the network is trained, on all training steps."""
+    def finish(self, module: SequenceModule, x: Any, z: Tensor, *u: Tensor) -> None:
+        """What is fitted once the network is trained, on all training steps; u where there is."""
 
     @abstractmethod
     def fitted_state(self) -> dict[str, Any]:
@@ -105,9 +107,12 @@ class TrainedFilter(BaseFilter):
         x_train: Any,
         z_train: Any,
         *,
+        u: Any = None,
         time: Any = None,
+        time_steps: str = "equal",
         circular: Sequence[str] | str = (),
         angle_unit: str = "degrees",
+        sensors: Wanted = None,
         units: Units | None = None,
         seed: int = 0,
         folder: str | Path | None = None,
@@ -117,11 +122,16 @@ class TrainedFilter(BaseFilter):
         """Train on x [T, ...] and z [T, dz], or on lists of sequences; leaves checkpoints and
         TensorBoard logs in `folder`, or nothing on disk without one.
 
-        `time`, `circular`, `angle_unit` and `units` as for `KernelBayesFilter.fit`. `trainer` holds
-        arguments of `lightning.Trainer`. `resume` is the run folder to continue; a run stopped
-        before its first checkpoint starts anew, which comes to the same.
+        `u`, `time`, `time_steps`, `circular`, `angle_unit` and `units` as for
+        `KernelBayesFilter.fit`. `trainer` holds arguments of `lightning.Trainer`. `resume` is the
+        run folder to continue; a run stopped before its first checkpoint starts anew, which comes
+        to the same.
         """
+        self._check_taken(u, time_steps, sensors, units)
         about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
+        about["sensors"] = sensors
+        if self.takes_controls:
+            about |= {"u": u, "time_steps": time_steps}
         rows = training_rows(x_train, z_train, whole=not self.in_blocks, **about)
         if folder is not None:
             return self._fit(rows, seed, Path(folder), trainer or {}, resume)
@@ -142,7 +152,8 @@ class TrainedFilter(BaseFilter):
         resume: str | Path | None,
     ) -> Self:
         x, z, self._lengths, self._units = rows.x, rows.z, rows.lengths, rows.units
-        data = SequenceData(x, z, self._lengths)
+        self._controls = sum(part.shape[-1] for part in rows.u)
+        data = SequenceData(x, z, self._lengths, u=rows.u[0] if rows.u else None)
         self._record = record_of(self.kind, self.hyper_parameters(), rows, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # networks draw their first weights from the global generator
@@ -162,7 +173,7 @@ class TrainedFilter(BaseFilter):
         self.n_epochs, self.val_mse = keep.epoch, keep.score
         parts = (p.read() for p in x.parts()) if isinstance(x, FileRows) else torch.split(x, 1000)
         self._largest = max(float(self._sizes_of(part).max()) for part in parts)
-        self.finish(module, x, z)
+        self.finish(module, x, z, *(part.double() for part in rows.u))
         if first:
             self.save(folder / "checkpoints" / "best.ckpt")
         return self
@@ -177,6 +188,7 @@ class TrainedFilter(BaseFilter):
             **{key: self._record[key] for key in ("seed", "data")},
             "shape": list(self._shape),
             "dz": self._dz,
+            "controls": self._controls,
             "val_mse": self.val_mse,
             "n_epochs": self.n_epochs,
             "chosen": self.chosen,
@@ -205,7 +217,10 @@ class TrainedFilter(BaseFilter):
             hyper = content["hyper_parameters"]
             filt = cls(**{**hyper, "encoder": encoder or known_encoder(hyper["encoder"])})
             shape, dz = tuple(content["shape"]), content["dz"]
+            filt._controls = int(content.get("controls", 0))
             filt._record = {key: content[key] for key in ("seed", "data")}
+            stored = content.get("units")
+            filt._units = units if stored is None else Units.from_record(stored)
             with torch.random.fork_rng(devices=[]):  # weights drawn here are replaced just below
                 module = filt._build(shape, dz, content["seed"])
             try:
@@ -220,8 +235,6 @@ class TrainedFilter(BaseFilter):
             filt._module, filt._shape, filt._dz = module.double().eval(), shape, dz
             filt.val_mse, filt.n_epochs = content["val_mse"], content["n_epochs"]
             filt.chosen = content["chosen"]
-            stored = content.get("units")
-            filt._units = units if stored is None else Units.from_record(stored)
             filt._largest = float(content.get("largest", math.inf))
             filt.restore(content["fitted"])
             return filt
@@ -235,8 +248,23 @@ class TrainedFilter(BaseFilter):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one observation, as the user passes it."""
-        angles = sum(self.units.x.circular)
-        return (self._shape[0] - angles,) if angles else self._shape
+        more = sum(self.units.x.circular) + self._flags
+        return (self._shape[0] - more,) if more else self._shape
+
+    @property
+    def _flags(self) -> int:
+        """How many numbers at the end of what the network sees say which sensors are there."""
+        known = self._units
+        return 0 if known is None or known.sensors is None else len(known.sensors.names)
+
+    def _seen(self, x: Tensor) -> Tensor:
+        """Inner observations [... dx] as the network sees them; NaN where no sensor is there."""
+        flags = self._flags
+        if not flags or x.shape[-1] != self._shape[0] - flags:
+            return x
+        assert self.units.sensors is not None
+        rows = self.units.sensors.filled(x)
+        return torch.where(rows[..., -flags:].any(-1, keepdim=True), rows, torch.nan)
 
     def to(self, device: str | torch.device) -> Self:
         """Move the network; results are on the CPU."""
@@ -258,7 +286,7 @@ class TrainedFilter(BaseFilter):
             blocks = [self.encode(part.read(np.float64))[:2] for part in x.parts(ENCODE_ROWS)]
             psi, seen = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))
             return psi, seen, ()
-        tensor = x.to(torch.float64)
+        tensor = self._seen(x.to(torch.float64))
         lead = tensor.shape[: tensor.ndim - len(self._shape)]
         if not lead or tuple(tensor.shape[len(lead) :]) != self._shape:
             raise KbrError(
@@ -280,6 +308,7 @@ class TrainedFilter(BaseFilter):
 
     def _one_row(self, x: Tensor) -> Tensor:
         """One observation as a sequence of length one."""
+        x = self._seen(x)
         if tuple(x.shape) != self._shape:
             raise KbrError(
                 f"a step takes one observation x of shape {list(self.shape)}; got {list(x.shape)}. "
@@ -301,6 +330,10 @@ class TrainedFilter(BaseFilter):
     def _build(self, shape: tuple[int, ...], dz: int, seed: int) -> SequenceModule:
         names = (one.name for one in fields(self) if one.name not in self.not_of_network)
         settings = {name: getattr(self, name) for name in names}
+        if self.takes_controls:
+            settings["controls"] = self._controls
+        if self._flags:
+            settings["flags"] = self._flags
         return self.network(**settings, shape=shape, dz=dz, seed=seed)
 
     def hyper_parameters(self) -> dict[str, Any]:
@@ -309,12 +342,19 @@ class TrainedFilter(BaseFilter):
         return {**settings, "encoder": describe_encoder(self.encoder)}
 
     def training_in(
-        self, run: Path, x_train: Any, z_train: Any, seed: int, *, units: Units | None = None
+        self,
+        run: Path,
+        x_train: Any,
+        z_train: Any,
+        seed: int,
+        *,
+        u: Any = None,
+        units: Units | None = None,
     ) -> Training:
         """How far training of this very run has come in `run`: none, unfinished or finished."""
         if not (run / LAST).is_file():
             return "none"
-        rows = training_rows(x_train, z_train, whole=not self.in_blocks, units=units)
+        rows = training_rows(x_train, z_train, whole=not self.in_blocks, u=u, units=units)
         return training_in(run, record_of(self.kind, self.hyper_parameters(), rows, seed))
 
     def _get(self) -> SequenceModule:

@@ -1,4 +1,4 @@
-"""What both trained models share: a scaled, augmented encoder and its optimiser."""
+"""What all trained models share: a scaled, augmented encoder and its optimiser."""
 
 import math
 from abc import abstractmethod
@@ -31,7 +31,8 @@ class SequenceModule(lightning.LightningModule):
               says of it;
     dropout   passed on to the encoder; None leaves the encoder's own;
     noise     standard deviation of the fresh noise added to every training observation, in
-              standard deviations of the observations.
+              standard deviations of the observations;
+    flags     so many numbers at the end of an observation say which sensors are there: no noise.
 
     All random numbers of an epoch (noise, dropout) come from the seed and the epoch's number, so
     that a resumed run draws the same ones. Scales are those of the data module's training part.
@@ -53,6 +54,7 @@ class SequenceModule(lightning.LightningModule):
         dropout: float | None = None,
         seed: int = 0,
         log_every: int = 10,
+        flags: int = 0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)  # of the subclass too
@@ -62,7 +64,7 @@ class SequenceModule(lightning.LightningModule):
         batch_norm = nn.modules.batchnorm._BatchNorm
         self.mixes_rows = any(isinstance(layer, batch_norm) for layer in self.encoder.modules())
         self.epochs, self.lr, self.weight_decay = epochs, lr, weight_decay
-        self.noise, self.seed, self.log_every = noise, seed, log_every
+        self.noise, self.seed, self.log_every, self.flags = noise, seed, log_every, flags
         channels = (shape[0], 1, 1) if len(shape) == 3 else shape
         self.register_buffer("x_mean", torch.zeros(1, *channels, device="cpu"))
         self.register_buffer("x_scale", torch.ones(1, *channels, device="cpu"))
@@ -70,7 +72,8 @@ class SequenceModule(lightning.LightningModule):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             data = self.trainer.datamodule  # type: ignore[attr-defined]
-            self.fit_scales(*data.training_part)
+            x, z, *_ = data.training_part
+            self.fit_scales(x, z)
 
     def fit_scales(self, x: Float[Tensor, "n ..."] | FileRows, z: Float[Tensor, "n dz"]) -> None:
         """Means, scales and bandwidths of the training data; a scale of zero becomes one."""
@@ -79,19 +82,22 @@ class SequenceModule(lightning.LightningModule):
         self.x_scale.copy_(or_one(scale))
 
     @abstractmethod
-    def predict(self, x: Float[Tensor, "t ..."]) -> Float[Tensor, "t dz"]:
-        """Filtered means of one sequence."""
+    def predict(self, x: Float[Tensor, "t ..."], *u: Tensor) -> Float[Tensor, "t dz"]:
+        """Filtered means of one sequence; controls u [t, du] where it was trained with some."""
 
     def test_step(self, batch: Batch, index: int) -> None:
-        x, z = batch
-        mean = self.predict(x)
+        x, z, *u = batch
+        mean = self.predict(x, *u)
         self.log("test/mse", mean_squared_error(mean, z.to(mean)).float(), sync_dist=True)
 
     def encode(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b d"]:
         """Features of observations, with noise in training mode."""
         scaled = (x - self.x_mean) / self.x_scale
         if self.training and self.noise > 0:
-            scaled = scaled + self.noise * torch.randn_like(scaled)
+            noise = self.noise * torch.randn_like(scaled)
+            if self.flags:
+                noise[..., -self.flags :] = 0.0
+            scaled = scaled + noise
         whole = self.mixes_rows or scaled.device.type != "cpu"
         pieces = [scaled] if whole else torch.split(scaled, PIECE)
         return torch.cat([self.encoder(piece) for piece in pieces])

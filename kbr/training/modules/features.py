@@ -125,7 +125,7 @@ class FeatureModule(SequenceModule):
             tuned = self.kernel_filter().tune(*self.sequences(x, z, lengths))
         self.log_value("val/mse", tuned.val_mse)
 
-    def predict(self, x: Float[Tensor, "t ..."]) -> Float[Tensor, "t dz"]:
+    def predict(self, x: Float[Tensor, "t ..."], *u: Tensor) -> Float[Tensor, "t dz"]:
         """By the kernel Bayes filter on the features of all training steps, tuned as ever."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         filt = self.kernel_filter().fit(*self.sequences(data.x, data.z, data.lengths))

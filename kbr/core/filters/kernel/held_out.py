@@ -5,7 +5,7 @@ in a gap of observations, and at some of its steps a filter is started anew, as 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -18,7 +18,9 @@ from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.large import is_large
 from kbr.core.filters.kernel.local import Local
 from kbr.core.filters.kernel.run import Queries, run_filter, run_forecast, run_smoother
+from kbr.core.filters.kernel.sensors import SensorOperators
 from kbr.core.filters.kernel.step import Operators
+from kbr.core.filters.kernel.storage import FittedData
 from kbr.core.filters.kernel.validation import (
     MINIMUM_STEPS,
     held_out_block,
@@ -26,7 +28,7 @@ from kbr.core.filters.kernel.validation import (
     validation_block,
 )
 from kbr.core.filters.lifting import windows
-from kbr.core.filters.sequences import FEW, Pair, excerpts, split
+from kbr.core.filters.sequences import LEAD, Piece, blocks_all_over, excerpts, split
 from kbr.core.uncertainty.calibration import (
     LONGEST,
     WAKING,
@@ -41,8 +43,8 @@ from kbr.core.units.scaling import Scaling
 BRIDGES = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0, 20.0, 30.0)
 GAPS = (1, 2, 4, 8, 14, 20)  # lengths of the gaps that smoothing is tried on
 BETWEEN = 6  # observations between two of them
-MEASURED = 600  # steps of sequences that are held out as a whole
-SMOOTHED = 60  # steps that smoothing is measured on with the local engine
+MEASURED, BLOCKS = 600, len(GAPS)  # steps in so many blocks of a long recording
+SMOOTHED = 80  # steps in each of them that smoothing is measured on with the local engine
 STARTS = 50  # times in a block, or in a few pieces together, at which a filter is started anew
 
 Each = Float[Tensor, "*b"]
@@ -61,9 +63,9 @@ def measured(
     part that the filter itself stands for the one without it.
     """
     rows, lam = [], fitted.data.choice.lam
-    for block, operators, pairs in _held_out(fitted, first_too=first_too):
+    for block, operators, pieces in _held_out(fitted, first_too=first_too):
         mend = None if correct is None else correct(block)
-        rows.append(filter_rows(operators, lam, pairs, mend, fitted.data.history))
+        rows.append(filter_rows(operators, lam, pieces, mend, fitted.data.history))
     return fitted.changed(calibration=calibrated_rows(fitted.units.z, rows)) if rows else fitted
 
 
@@ -74,70 +76,92 @@ def smoothing_measured(fitted: Fitted) -> Fitted:
     known, choice = fitted.data.calibration, fitted.data.choice
     # Held-out steps of more than one block: the first one was fit to be held out too.
     both = known is not None and max(known.counts) > len(validation_block(fitted.n))
+    local = isinstance(fitted.operators.update, Local)  # each block has gaps of a length of its own
     rows = [
         smoother_rows(
             operators,
             choice.lam_transition,
             choice.lam,
-            _fewer(operators, pairs),
-            fitted.data.history,
+            pieces,
+            history=fitted.data.history,
+            gaps=GAPS[k::BLOCKS] if local and both else GAPS,
         )
-        for _, operators, pairs in _held_out(fitted, first_too=both)
+        for k, (_, operators, pieces) in enumerate(_held_out(fitted, first_too=both))
     ]
     return fitted.changed(smoothing=calibrated_rows(fitted.units.z, rows)) if rows else fitted
 
 
-def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Operators, list[Pair]]]:
+def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Operators, list[Piece]]]:
     """The validation block, and one as long at the start, with operators of the other steps."""
-    if fitted.data.landmarks is not None or fitted.n < MINIMUM_STEPS:
+    data, own = fitted.data, fitted.operators
+    if data.landmarks is not None or fitted.n < MINIMUM_STEPS:
         return  # compressed, a filter no longer has the steps to hold out
-    data, last = fitted.data, held_out_block(fitted.data.lengths)
-    whole = last != validation_block(fitted.n)  # sequences: more rows than a block, of all parts
     # Locally the point itself would be found, so there its block is always left out.
-    large = is_large(fitted.n) and not isinstance(fitted.operators.update, Local)
-    first_too = first_too and not whole
-    without = None if large else leave_out(Builder(fitted.settings), data, fitted.operators.update)
-    for block in [last, range(len(last))] if first_too and not large else [last]:
-        operators = fitted.operators if without is None else without(block)
+    local = isinstance(own.update, Local)
+    large = is_large(fitted.n) and not local
+    without = (lambda _: own) if large else leave_out(Builder(fitted.settings), data, own.update)
+    if local and first_too:
+        yield from _all_over(data, without)
+        return
+    last = held_out_block(data.lengths)
+    whole = last != validation_block(fitted.n)  # sequences: more rows than a block, of all parts
+    for block in [last, range(len(last))] if first_too and not (whole or large) else [last]:
         pairs = data.inside(block)
-        yield block, operators, excerpts(pairs, MEASURED) if whole else pairs
+        pieces = excerpts(data, block, MEASURED) if whole else [Piece(*pair) for pair in pairs]
+        yield block, without(block), pieces
 
 
-def _fewer(operators: Operators, pairs: list[Pair]) -> list[Pair]:
-    """Part of the steps where each costs more: every one is smoothed in many patterns of gaps."""
-    return excerpts(pairs, SMOOTHED, 3) if isinstance(operators.update, Local) else pairs
+def _all_over(
+    data: FittedData, without: Callable[[range], Operators]
+) -> Iterator[tuple[range, Operators, list[Piece]]]:
+    """Blocks of the whole recording: its parts differ, and settings were chosen for one of them."""
+    blocks = blocks_all_over(data.lengths, BLOCKS, MEASURED // BLOCKS + LEAD)
+    for k, block in enumerate(blocks):
+        place = k / (BLOCKS - 1)
+        yield block, without(block), excerpts(data, block, MEASURED // BLOCKS, [place])
 
 
 def filter_rows(
     operators: Operators,
     lam: Each,
-    pairs: Iterable[Pair],
+    pieces: Sequence[Piece],
     correct: Correction | None = None,
     history: int = 1,
 ) -> Rows:
     """Inner beliefs and truths at held-out steps, by horizon."""
     rows: Rows = {}
 
-    def add(horizon: int, mean: Tensor, cov: Tensor, truth: Tensor) -> None:
+    def add(
+        horizon: int, mean: Tensor, cov: Tensor, truth: Tensor, kept: Tensor | None = None
+    ) -> None:
+        if kept is not None:
+            mean, cov, truth = mean[kept], cov[kept], truth[kept]
         if truth.shape[-2]:
             rows.setdefault(float(horizon), []).append((mean, cov, truth))
 
     def means(result: KernelFilterResult, x: Tensor) -> Tensor:
         return result.mean if correct is None else correct(operators, result, x)
 
-    pairs = list(pairs)
-    starts = STARTS if len(pairs) < FEW else max(STARTS // len(pairs), 5)
-    for x, truth in pairs:
+    parts = BLOCKS if isinstance(operators.update, Local) else 1  # of which this is one
+    starts = max(STARTS // max(len(pieces), parts), 5)
+    for piece in pieces:
+        x, truth, lead = piece.x, piece.z, piece.lead
         query, steps = operators.observe(x), truth.shape[-2]
         result = _run(operators, query.unsqueeze(-3), lam)
         mean = means(result, x.unsqueeze(-3))
         mean, cov = mean.squeeze(-3), result.cov.squeeze(-4)
-        add(0, mean[..., WAKING:, :], cov[..., WAKING:, :, :], truth[..., WAKING:, :])
+        awake, seen = max(lead, WAKING), None
+        if isinstance(operators, SensorOperators):  # without any, a step is not of this horizon
+            seen = result.evidence.squeeze(-2)
+        now = None if seen is None else seen[awake:]
+        add(0, mean[..., awake:, :], cov[..., awake:, :, :], truth[..., awake:, :], now)
         assert result.states is not None
-        states, longest = result.states.squeeze(-3), min(LONGEST, steps - 1)
+        states, longest = result.states.squeeze(-3), min(LONGEST, steps - lead - 1)
         forecasts = run_forecast(operators, states, longest, query)
         for h, moments in enumerate(forecasts, start=1):
-            add(h, *operators.readout.mean_cov(moments[..., :-h, :]), truth[..., h:, :])
+            ahead = operators.readout.mean_cov(moments[..., lead:-h, :])
+            begun = None if seen is None else seen[lead:-h]
+            add(h, *ahead, truth[..., lead + h :, :], begun)
         if steps >= WAKING:
             begun = _again(_starts(x, starts), history, operators.controls)
             exact = _starts(truth, starts)
@@ -186,20 +210,30 @@ def _run(operators: Operators, query: Queries, lam: Each) -> KernelFilterResult:
 
 
 def smoother_rows(
-    operators: Operators, lam_transition: Each, lam: Each, pairs: Iterable[Pair], history: int = 1
+    operators: Operators,
+    lam_transition: Each,
+    lam: Each,
+    pieces: Sequence[Piece],
+    *,
+    history: int = 1,
+    gaps: Sequence[int] = GAPS,
 ) -> Rows:
     """Smoothed inner beliefs and truths at held-out steps, by distance from evidence."""
     rows: Rows = {}
+    most = SMOOTHED if isinstance(operators.update, Local) else 0
     middles = lam.new_tensor([(a + b) / 2 for a, b in pairwise(BRIDGES)])
-    for x, truth in pairs:
-        seen = _patterns(truth.shape[-2]).to(truth.device)
+    for piece in pieces:
+        x, truth = piece.x[..., -most:, :], piece.z[..., -most:, :]
+        seen = _patterns(truth.shape[-2], gaps).to(truth.device)
+        if most:  # a piece that begins or ends in a gap would be one without a track
+            seen[:, :BETWEEN] = seen[:, -BETWEEN:] = True
         several = (*truth.shape[:-2], *seen.shape)
         query = operators.observe(x).unsqueeze(-3)
         query = query.expand(*several, query.shape[-1])
         if history > 1:
-            gaps = x.unsqueeze(-3).repeat(*[1] * (x.ndim - 2), len(seen), 1, 1)
-            split(gaps, operators.controls)[0][..., ~seen, :] = torch.nan  # controls have no gaps
-            begun = _again(gaps, history, operators.controls)
+            masked = x.unsqueeze(-3).repeat(*[1] * (x.ndim - 2), len(seen), 1, 1)
+            split(masked, operators.controls)[0][..., ~seen, :] = torch.nan  # controls have no gaps
+            begun = _again(masked, history, operators.controls)
             query = _observed(operators, begun.nan_to_num(0.0))
         lams = lam.unsqueeze(-1).expand(several[:-1])
         result = run_smoother(operators, query, lams, lam_transition, seen.expand(several))
@@ -221,13 +255,13 @@ def answers(scaling: Scaling, mean: Tensor, cov: Tensor, truth: Tensor) -> HeldO
     return mean, cov, centred.nearest(exact, mean)
 
 
-def _patterns(steps: int) -> Bool[Tensor, "s t"]:
+def _patterns(steps: int, gaps: Sequence[int]) -> Bool[Tensor, "s t"]:
     """Which observations are there: all of them; and gaps of each length, one after the other.
 
     Twice, the second time half a period later, so that gaps lie at more places.
     """
     time = torch.arange(steps, device="cpu")
     patterns = [torch.ones_like(time, dtype=torch.bool)]
-    for period in (length + BETWEEN for length in GAPS):
+    for period in (length + BETWEEN for length in gaps):
         patterns += [(time + shift) % period < BETWEEN for shift in (0, period // 2)]
     return torch.stack(patterns)

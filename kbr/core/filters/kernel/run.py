@@ -108,6 +108,8 @@ def _both(
 ) -> Iterator[Weights]:
     """Products of both predictions' ratios, step by step; a ratio is one where no step is before.
 
+    Where a product is zero at all points, past and future are as likely: their sum.
+
     Ratios of many steps are made at once, as many as NUMBERS allows.
     """
     assert past.states is not None
@@ -123,7 +125,9 @@ def _both(
         one = left.new_ones(*past.states.shape[:-2], 1, operators.n)
         left = torch.cat([one, left], -2) if some.start == 0 else left
         right = torch.cat([right, one], -2) if some.stop == steps else right
-        yield from (left * right).unbind(-2)
+        both = left * right
+        apart = ~both.any(-1, keepdim=True)  # no point has both, as ratios are cut off far away
+        yield from torch.where(apart, left + right, both).unbind(-2)
 
 
 def _predicted(

@@ -15,6 +15,7 @@ from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.climb import Cell, climb
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.search import (
+    ETA_BOUNDS,
     SCALE_BOUNDS,
     Best,
     Choice,
@@ -39,6 +40,8 @@ from kbr.core.filters.sequences import Sequences
 from kbr.core.kernels import Kernel
 from kbr.core.rules import ImportanceWeightedRule
 from kbr.core.units.sensors import Sensors
+
+STUCK_ETA = 1e-6  # below, with a floor of the ratio, beliefs get stuck where few latents are
 
 
 def choose(
@@ -126,21 +129,27 @@ def _climbs(builder: Builder, data: Sequences) -> bool:
 
 
 def _climbed(builder: Builder, data: Sequences, progress: Progress | None) -> Choice:
-    """The choice for one data set of many points; a lam or floor of the rule's own stays."""
-    rule, z, start = builder.rule, data.z, Cell()
+    """The choice for one data set of many points; a lam, eta or floor of the user's own stays."""
+    rule, settings, z, start = builder.rule, builder.settings, data.z, Cell()
     assert isinstance(rule, ImportanceWeightedRule)
-    bounds = builder.settings.space(data.observed.shape[-1], builder.least_lam).lam_bounds
+    lams = settings.space(data.observed.shape[-1], builder.least_lam).lam_bounds
+    bounds = {"eta": (max(builder.least_eta, STUCK_ETA), ETA_BOUNDS[1]), "lam": lams or (0.0, 0.0)}
+    eta = float(builder.ridged_latents(data, start.scale_z)[2]["eta"])
+    is_fixed = settings.given_eta is not None or settings.etas is not None
+    start = replace(start, eta=eta if is_fixed else max(eta, bounds["eta"][0]))
     fixed = {} if rule.lam is None else {"lam": float(rule.lam)}
     fixed |= {"floor": float(rule.floor)} if rule.floor else {}
-    free = [name for name in ("lam", "scale_x", "floor", "scale_z") if name not in fixed]
+    fixed |= {"eta": eta} if is_fixed else {}
+    names = ("lam", "scale_x", "floor", "scale_z", "eta")
+    free = [name for name in names if name not in fixed]
     score = cell_errors(builder, data, held_out_block(data.lengths))
-    best, error = climb(score, replace(start, **fixed), free, bounds or (0.0, 0.0), progress)
+    best, error = climb(score, replace(start, **fixed), free, bounds, progress)
     if not math.isfinite(error):
         raise KbrError("no setting that was tried gave finite errors: raise lam or scales.")
-    none = torch.nan
-    values = {**vars(best), "eta": none, "lam_transition": none, "val_mse": error}
-    tensors = {name: z.new_tensor(value) for name, value in values.items()}
-    edges = edges_of("lam", tensors["lam"], (), bounds) if bounds else ()
+    given = settings.lam_transition
+    values = {**vars(best), "lam_transition": best.eta if given is None else given}
+    tensors = {name: z.new_tensor(v) for name, v in {**values, "val_mse": error}.items()}
+    edges = edges_of("lam", tensors["lam"], (), lams) if lams else ()
     for name in ("scale_x", "scale_z"):
         edges += edges_of("scale", tensors[name], (), SCALE_BOUNDS)
     scale_u = torch.ones_like(tensors["lam"]) if data.controls else None
@@ -149,7 +158,7 @@ def _climbed(builder: Builder, data: Sequences, progress: Progress | None) -> Ch
 
         def scored(tried: Sensors) -> float:
             made = replace(builder, sensors=tried)
-            return cell_errors(made, data, held_out_block(data.lengths))(best)
+            return cell_errors(made, data, held_out_block(data.lengths))(best, math.inf)
 
         fusion = builder.settings.fusion == AUTO
         sensors, error = search_sensors(scored, sensors, error, fusion=fusion)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -39,7 +38,7 @@ from kbr.core.units.sensors import Sensors
 
 VALIDATION_STEPS = 200
 USED = 0.98  # share of the observations that must be evidence
-TUNED_STEPS = 300  # of whole sequences, in pieces
+TUNED_STEPS = 720  # of whole sequences, in few and long pieces: a track is lost late
 MINIMUM_STEPS = 6
 FOLDS = 3
 
@@ -177,31 +176,39 @@ def cell_errors(builder: Builder, data: Sequences, block: range) -> Score:
 
     A setting that finds no evidence in many observations follows its dynamics alone, which may do
     well where they are regular and fails where they are not: its error is infinite. Factors are
-    kept for the next setting, only the last ones: of many points they are large.
+    kept for the next setting, only the last ones: of many points they are large. Once the error is
+    above the limit of use, it is no longer added up: infinite too.
     """
-    rest, held_out = data.outside(block), excerpts(data.inside(block), TUNED_STEPS)
+    rest, held_out = data.outside(block), excerpts(data, block, TUNED_STEPS)
     builder, kept = builder.measured(rest), rest.z.shape[-1] - rest.rates
-    there = sum(int(split(x, rest.controls)[0].isfinite().any(-1).sum()) for x, _ in held_out)
+    given = builder.settings.lam_transition
+    scored = [split(piece.x[..., piece.lead :, :], rest.controls)[0] for piece in held_out]
+    there = sum(int(x.isfinite().any(-1).sum()) for x in scored)
 
     @lru_cache(maxsize=1)
-    def latents(scale: float) -> tuple[Features, Lift | None, dict[str, Any]]:
-        return builder.ridged_latents(rest, scale)
+    def latents(scale: float) -> tuple[Features, Lift | None]:
+        features = builder.latents(rest.z, scale, TOLERANCE)
+        return features, builder.lift(features.train, rest, 10 * TOLERANCE)
 
     @lru_cache(maxsize=1)
     def update(scale: float, lam: float) -> Update:
         return builder.update(rest.observed, scale, TOLERANCE, lam=lam, rough=True)
 
-    def score(cell: Cell) -> float:
-        features, lift, ridges = latents(cell.scale_z)
+    def score(cell: Cell, limit: float) -> float:
+        features, lift = latents(cell.scale_z)
+        ridges = {"eta": cell.eta, "lam_transition": cell.eta if given is None else given}
         floored = builder.floored(rest.z.new_tensor(cell.floor))
         now = update(cell.scale_x, cell.lam)
         operators = floored.operators(now, features, rest.z, rest.lengths, lift=lift, **ridges)
         lam, total, used = rest.z.new_tensor([cell.lam]), 0.0, 0.0
-        for x, truth in held_out:
-            result = run_filter(operators, operators.observe(x).unsqueeze(-3), lam)
-            total += float((result.mean.squeeze(-3) - truth)[..., :kept].square().sum())
-            used += float(result.evidence.sum())
-        steps = sum(z.shape[-2] for _, z in held_out)
+        steps = sum(piece.z.shape[-2] - piece.lead for piece in held_out)
+        for piece in held_out:
+            if total > limit * steps:
+                return math.inf
+            result = run_filter(operators, operators.observe(piece.x).unsqueeze(-3), lam)
+            error = (result.mean.squeeze(-3) - piece.z)[..., piece.lead :, :kept]
+            total += float(error.square().sum())
+            used += float(result.evidence[..., piece.lead :].sum())
         return total / steps if used >= USED * there else math.inf
 
     return score

@@ -1,0 +1,161 @@
+"""Recurrent baselines: latents from all frames so far, with the encoder of the learned filter.
+
+A model is one class: how its recurrence is built, and how it goes on from a state. How it is
+trained follows from its memory, see `kbr.training.modules.memory`.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from kbr.core.filters.result import mean_squared_error
+from kbr.core.io.file_rows import FileRows
+from kbr.core.linalg import or_one
+from kbr.training.data import Batch
+from kbr.training.gaps import hold, random_gaps
+from kbr.training.modules.base import SequenceModule
+from kbr.training.precision import Outputs, PrecisionLayer
+
+State = Float[Tensor, "s ..."]  # what a sequence remembers; None before its first frame
+
+
+class RecurrentModule(SequenceModule):
+    """An encoder, a recurrence over its features, and a linear layer.
+
+    Math: (h_t, s_t) = f(psi(x_t), u_t, b_t; s_t-1),  m_t = A h_t + a,  loss = mean_t |z_t - m_t|^2.
+
+    hidden    units of the recurrence;
+    gaps      share of the training frames that are hidden, in gaps, fresh ones each epoch; then b_t
+              says whether frame t is there. With 0 there is no such input;
+    controls  how many control inputs u_t there are.
+
+    A hidden or missing frame has the features of the last one. Latents are scaled to mean zero and
+    variance one inside.
+    """
+
+    z_mean: Tensor
+    z_scale: Tensor
+
+    def __init__(
+        self, *, hidden: int = 64, gaps: float = 0.0, controls: int = 0, **shared: Any
+    ) -> None:
+        super().__init__(**shared)
+        self.gaps, self.controls = gaps, controls
+        shape, dz = self.hparams["shape"], self.hparams["dz"]
+        with torch.no_grad():
+            n_features = self.encoder.eval()(torch.zeros(1, *shape, device="cpu")).shape[-1]
+        self.encoder.train()
+        self.recurrence = self.build(n_features + controls + (gaps > 0), hidden)
+        self.readout = nn.Linear(hidden, dz)
+        self.precision = PrecisionLayer(hidden, dz)  # fitted once the rest is trained
+        self.register_buffer("z_mean", torch.zeros(dz, device="cpu"))
+        self.register_buffer("z_scale", torch.ones(dz, device="cpu"))
+        self.register_load_state_dict_pre_hook(_older)  # type: ignore[no-untyped-call]
+
+    @abstractmethod
+    def build(self, n_inputs: int, hidden: int) -> nn.Module:
+        """The network of the recurrence."""
+
+    @abstractmethod
+    def recur(
+        self, inputs: Float[Tensor, "s t d"], state: State | None
+    ) -> tuple[Float[Tensor, "s t h"], State]:
+        """Outputs at the next steps of sequences side by side, and the states after them."""
+
+    @property
+    def memory(self) -> int | None:
+        """How many frames before a step its output depends on; None: all of its piece."""
+        return None
+
+    def pieces(self, lengths: Sequence[int]) -> list[int]:
+        """How training sequences are cut: no memory is carried from piece to piece."""
+        return list(lengths)
+
+    def run(self, inputs: Float[Tensor, "t d"], lengths: Sequence[int]) -> Outputs:
+        """Outputs at every step of pieces end to end, which run side by side."""
+        rows = pad_sequence(list(torch.split(inputs, list(lengths))), batch_first=True)
+        steps = torch.arange(rows.shape[1], device=rows.device)
+        there = steps < torch.tensor(lengths, device=rows.device).unsqueeze(-1)
+        return self.recur(rows, None)[0][there]
+
+    def fit_scales(self, x: Tensor | FileRows, z: Float[Tensor, "n dz"]) -> None:
+        super().fit_scales(x, z)
+        self.z_mean.copy_(z.mean(0))
+        self.z_scale.copy_(or_one(z.std(0, correction=0)))
+
+    def inputs(
+        self, psi: Float[Tensor, "*t d"], seen: Bool[Tensor, "*t"], *u: Float[Tensor, "*t du"]
+    ) -> Float[Tensor, "*t k"]:
+        """What the recurrence is fed with: features, controls, and whether the frame is there.
+
+        Without u, as at a sequence's first step, controls are zero.
+        """
+        parts = [psi, *(part.to(psi) for part in u)]
+        if self.controls and not u:
+            parts.append(psi.new_zeros(*psi.shape[:-1], self.controls))
+        if self.gaps > 0:
+            parts.append(seen.to(psi).unsqueeze(-1))
+        return torch.cat(parts, -1) if len(parts) > 1 else psi
+
+    def latents(self, outputs: Outputs) -> Float[Tensor, "*t dz"]:
+        inner: Tensor = self.z_mean + self.z_scale * self.readout(outputs)
+        return inner
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        x, z, *u = batch
+        lengths = self.trainer.datamodule.train_lengths  # type: ignore[attr-defined]
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        loss = self.share(x, z, *u, lengths=lengths, rank=rank, world=world)
+        self.log_value("train/loss", loss)
+        return loss
+
+    def share(
+        self, x: Tensor, z: Tensor, *u: Tensor, lengths: Sequence[int], rank: int, world: int
+    ) -> Tensor:
+        """The loss of one worker's block of steps; the mean over workers is the loss of all."""
+        start, end = (len(z) * k // world for k in (rank, rank + 1))
+        bounds = list(accumulate(self.pieces(lengths), initial=0))
+        before = max(bound for bound in bounds if bound <= start)  # what the first steps look at
+        if self.memory is not None:
+            before = max(before, start - self.memory)
+        cuts = [before, *(bound for bound in bounds if before < bound < end), end]
+        seen_lengths = [b - a for a, b in pairwise(cuts)]
+        psi = self.train_features(x[before:end])
+        seen = torch.ones(len(psi), dtype=torch.bool, device=psi.device)
+        if self.gaps > 0:
+            with self.epoch_randomness(part=1):
+                seen = random_gaps(seen_lengths, self.gaps).to(psi.device)
+            psi = hold(psi.unsqueeze(0), seen.unsqueeze(0))[0]
+        inputs = self.inputs(psi, seen, *(part[before:end] for part in u))
+        outputs = self.run(inputs, seen_lengths)[start - before :]
+        target = (z[start:end].to(outputs) - self.z_mean) / self.z_scale
+        error: Tensor = self.readout(outputs) - target
+        return error.square().sum(-1).mean() * (world * (end - start) / len(z))
+
+    def validation_step(self, batch: Batch, index: int) -> None:
+        """The error on the validation block, entered without memory, as a test sequence is."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        x, z, *u = (rows[data.cut :] for rows in batch)
+        mean = self.predict(x, *u, lengths=data.val_lengths)
+        self.log_value("val/mse", mean_squared_error(mean, z.to(mean)))
+
+    def predict(
+        self, x: Float[Tensor, "t ..."], *u: Tensor, lengths: Sequence[int] | None = None
+    ) -> Float[Tensor, "t dz"]:
+        psi = self.encode_all(x)
+        seen = torch.ones(len(psi), dtype=torch.bool, device=psi.device)
+        return self.latents(self.run(self.inputs(psi, seen, *u), lengths or [len(psi)]))
+
+
+def _older(module: RecurrentModule, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Weights of an LSTM from before it had this base, and a precision of each step."""
+    for name in [name for name in state if name.startswith(f"{prefix}lstm.")]:
+        state[f"{prefix}recurrence.{name.removeprefix(f'{prefix}lstm.')}"] = state.pop(name)
+    for name, value in module.precision.state_dict().items():
+        state.setdefault(f"{prefix}precision.{name}", torch.zeros_like(value))
