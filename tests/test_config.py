@@ -29,12 +29,17 @@ FILES = sorted(
     for path in (Path(CONFIGS) / group).glob("*.yaml")
 )
 PARTS = ("data", "model", "encoder", "trainer", "logger")  # parts of the config
-FREE = ("trials", "quick", "cost")  # mappings whose keys are names of models or settings
+FREE = ("trials", "quick", "cost", "grid")  # mappings whose keys are names of models or settings
 SIGNED = {"omega", "beta", "frequency"}  # the numbers that may be negative
-NOT_PARTS = {"figure", *(f"figure.{name}" for name in FREE)}  # mappings, or null
+NOT_PARTS = {
+    "figure",
+    *(f"figure.{name}" for name in FREE),
+    "model.grid",
+    "model.frames.grid",
+}  # mappings, or null
 MAY_BE_EMPTY = {"label", "version"}  # texts
 MAY_BE_NULL = {"data.path", "data.step", "data.max_gap", "model.ridge", "model.filter.dropout"}
-MAY_BE_NULL |= {"logger.tracking_uri"}
+MAY_BE_NULL |= {"logger.tracking_uri", "figure.x", "model.most", "model.frames.most"}
 
 
 ALL = [*FILES, "train", "evaluate"]
@@ -209,7 +214,7 @@ def test_a_misspelt_key_is_one_line_that_names_the_right_one(file):
         ("n_train=300", r"n_train is no key. Did you mean data.n_train\?"),
         ("model.lr=1", r"Did you mean model.filter.lr\?"),
         ("expriment=low_dim", r"expriment is no key. Did you mean experiment\?"),
-        ("data=rotatoin", r"data must be battery, .* or uwb_plaza; got 'rotatoin'. .* rotation\?"),
+        ("data=rotatoin", r"data must be battery, .* or uwb_plaza2; got 'rotatoin'. .* rotation\?"),
         ("model=iw_n", r"got 'iw_n'. Did you mean iw_nn\?"),
         ("hydra/launcher=bsic", r"hydra/launcher must be .*; got 'bsic'. Did you mean basic\?"),
         ("data=null", r"data must be .*; got null"),

@@ -7,6 +7,9 @@ import pytest
 from recordings import command, write_csv
 
 import kbr
+from kbr.app.recordings.read import Source
+from kbr.app.recordings.recording import Recording
+from kbr.app.recordings.resample import resampled
 from kbr.app.streaming.command import Options, stream
 from kbr.core.errors import KbrError
 
@@ -101,3 +104,70 @@ def test_models_that_take_none_and_files_that_have_none_are_refused(desk, monkey
     path = write_csv(desk / "lost.csv", table, ["ride", "east", "north"])
     with pytest.raises(KbrError, match="has no column 'push'"):
         kbr.read_recording(path, kbr.load_filter(str(run)))
+
+
+def test_several_files_keep_their_controls(desk, tmp_path):
+    for name, seed in (("one", 1000), ("two", 1001)):
+        table = rides(15, seed)
+        write_csv(tmp_path / f"{name}.csv", table, list(table))
+    found = Source(path=str(tmp_path), x=["east"], z=["place"], u=["push"], sequence="ride").read()
+    expected = [np.array(rides(15, seed)["push"], dtype=float) for seed in (1000, 1001)]
+    np.testing.assert_allclose(found.u[:, 0], np.concatenate(expected))
+
+
+def test_longer_steps_have_the_moves_between_their_middles():
+    """z = the sum of u: its mean over a step moves by exactly what the longer step's u says."""
+    rng = np.random.default_rng(1000)
+    rows = [23, 31]
+    time = np.concatenate([1e6 + np.cumsum(rng.uniform(0.5, 1.5, n)) for n in rows])
+    time[:23] = np.where(np.arange(23) > 10, time[:23] + 4.0, time[:23])  # steps without rows
+    u = np.stack([rng.normal(size=54), np.linspace(1, 3, 54)], 1)
+    u[[0, 23]] = np.nan  # nothing leads to a first row
+    z = np.concatenate([np.nancumsum(part, 0) for part in np.split(u, [23])])
+    both = {"x_names": ("x",), "z_names": ("a", "b"), "u_names": ("way", "level")}
+    found = resampled(
+        Recording(
+            kind="npz",
+            x=z[:, :1],
+            z=z,
+            u=u,
+            sequence=np.repeat([0, 1], rows),
+            row=np.arange(54),
+            time=time,
+            **both,
+        ),
+        3.0,
+        max_gap=20.0,
+        added=["way"],
+    )
+    starts = np.flatnonzero(found.starts(20.0))
+    assert np.isfinite(found.u[starts]).all()
+    moved = np.diff(found.z, axis=0, prepend=np.nan)
+    known = np.isfinite(moved).all(1) & ~np.isin(np.arange(len(found)), starts)
+    np.testing.assert_allclose(found.u[known, 0], moved[known, 0], atol=1e-9)
+    whole = ~np.isin(np.arange(len(found)), starts)
+    assert np.isfinite(found.u[whole]).all()  # also where a step has no rows
+    level = found.u[whole, 1]
+    assert ((level > 1) & (level < 3)).all()  # averaged: a level stays one
+
+
+def test_a_missing_control_is_missing_in_the_longer_step():
+    u = np.arange(12.0)[:, None]
+    u[7] = np.nan
+    found = resampled(
+        Recording(
+            kind="npz",
+            x=u * 0,
+            z=u * 0,
+            u=u,
+            x_names=("x",),
+            z_names=("z",),
+            u_names=("u",),
+            sequence=np.zeros(12, dtype=int),
+            row=np.arange(12),
+            time=np.arange(12.0),
+        ),
+        2.0,
+    )
+    np.testing.assert_array_equal(np.isnan(found.u[:, 0]), [0, 0, 0, 1, 1, 0])
+    np.testing.assert_allclose(found.u[[1, 2, 5], 0], [2.0, 4.0, 10.0], atol=1e-9)

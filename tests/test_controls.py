@@ -351,3 +351,23 @@ def test_time_beside_controls_gaps_and_even_steps(tmp_path):
         KernelBayesFilter().fit(x, z, time=even, time_steps="resample")
     with pytest.raises(KbrError, match="pass time="):
         KernelBayesFilter().fit(x, z, time_steps="input")
+
+
+def test_a_history_of_observations_goes_with_controls():
+    """Each is of use beside the other: the sensor lags, and u moves the state."""
+    rng = np.random.default_rng(1000)
+    u = rng.normal(size=(4, 80, 1))
+    z = np.cumsum(u, 1)
+    z = np.sin(z / 4)  # bounded
+    x = z + np.roll(z, 1, axis=1) + 0.3 * rng.normal(size=z.shape)
+    errors = {}
+    for history, moves in ((1, False), (2, True)):
+        filt = KernelBayesFilter(history=history)
+        given = {"u": list(u[:3])} if moves else {}
+        filt.fit(list(x[:3]), list(z[:3]), **given)
+        last = {"u": u[3]} if moves else {}
+        result = filt.filter(x[3], **last)
+        errors[history] = float((result.mean[2:] - torch.from_numpy(z[3, 2:])).square().mean())
+        assert filt.smooth(x[3], **last).cov.isfinite().all()
+        assert filt.calibration is not None
+    assert errors[2] < errors[1]

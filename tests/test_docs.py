@@ -2,6 +2,7 @@
 
 import csv
 import re
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,23 @@ def test_commands_commits_and_times_are_those_of_the_recorded_runs():
         assert expected in text, expected
     stated = re.findall(r"\(([0-9a-f]{7}), (\d+) s\)", text)
     assert sorted(stated) == sorted((run["commit"], run["seconds"]) for run in runs)
+
+
+def test_tables_of_real_recordings_stand_in_a_committed_file():
+    """They are what benchmarks/real_tables.py writes from the sweep's summary: row by row."""
+    path = ROOT / "benchmarks" / "real_tables.py"
+    script = module_from_spec(spec := spec_from_file_location("real_tables", path))
+    spec.loader.exec_module(script)
+    with (RESULTS / "real.csv").open() as handle:
+        rows = list(csv.DictReader(handle))
+    page = (ROOT / "docs" / "real_data.md").read_text()
+    assert script.fill(page, rows) == page
+    places = [found[2] for found in script.TABLE.finditer(page)]
+    assert len(places) == 5
+    filled = {row["data"] for row in rows}
+    assert filled <= set(places)
+    for data in filled:
+        assert (RESULTS / f"real_{data}.png").is_file()
+        assert f"](results/real_{data}.png)" in page
+    changed = [{**row, "error": "12345"} for row in rows]
+    assert script.fill(page, changed) != page

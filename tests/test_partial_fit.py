@@ -343,6 +343,8 @@ def test_what_features_do_not_reach_is_said_once():
     far = torch.cat([z[120:], z[120:] + 40])
     with pytest.warns(UserWarning, match="of 60 new rows, z of 30 lie where there were none"):
         made.partial_fit(torch.cat([x[120:], x[120:]]), far)
+    with pytest.warns(UserWarning, match="of 30 new rows, z of 30 lie"):
+        made.partial_fit(x[120:], z[120:] - 40)  # as it was when some of them were known before
     with pytest.warns(UserWarning, match="of 30 new rows, x of 30 lie"):
         made.partial_fit(x[120:] - 1e3, z[120:])
     assert bool(made.fitted.reach(made.fitted.data.observed[-1:]))  # known by now, if badly

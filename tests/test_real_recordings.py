@@ -3,6 +3,7 @@
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,11 +23,12 @@ THERE = pytest.mark.skipif(
 )
 READERS = {"rtt_canteen": rtt_canteen, "battery": battery, "turbofan": turbofan}
 READERS["uwb_plaza"] = uwb_plaza
+WAYS = {"resample": None, "controls": True}
 SETTINGS = {
     "rtt_canteen": {"missing": False, "resample": None},
-    "battery": {"step": 30.0},
+    "battery": {"step": 30.0, "controls": True},
     "turbofan": {"truth": "last"},
-    "uwb_plaza": {"site": "Plaza1", "hold": 6.0, "max_gap": 10.0, "resample": None},
+    "uwb_plaza": {"site": "Plaza1", "hold": 6.0, "sensors": False} | WAYS,
 }
 
 
@@ -134,10 +136,17 @@ def test_uwb_plaza(site, counts):
     names = found.recording.x_names
     away = np.stack([np.hypot(*(z - beacons[name]).T) for name in names], 1)[np.isfinite(x)]
     assert np.corrcoef(x[np.isfinite(x)], away)[0, 1] > 0.99  # ranges fit these positions
-    driven, way = found.u[:, 0], np.hypot(*np.diff(z, axis=0, prepend=z[:1]).T)
-    smooth = way < 1
-    assert np.corrcoef(driven[smooth], way[smooth])[0, 1] > 0.9
-    held = uwb_plaza(ROOT, site=site, hold=3.0).recording.x
+    moved = np.stack([train["moved_1"], train["moved_2"]], 1)[1:]
+    steps = np.diff(np.stack([train["position_1"], train["position_2"]], 1), axis=0)
+    assert np.square(moved - steps).sum() < 0.1 * np.square(steps).sum()
+    whole = uwb_plaza(ROOT, site=site, hold=3.0).recording
+    held, since = whole.x[:, :4], whole.x[:, 4:].reshape(-1, 4, 2)
+    assert whole.x_names[4:6] == ("beacon 0 since_1", "beacon 0 since_2") or site == "Plaza2"
+    assert (since[np.isfinite(x)] == 0).all()  # a range that came just now
+    beacon = np.flatnonzero(np.isfinite(x[:, 0]))[:2]  # its first two answers
+    np.testing.assert_allclose(
+        since[beacon[1] - 1, 0], found.u[beacon[0] + 1 : beacon[1]].sum(0), atol=1e-9
+    )
     np.testing.assert_array_equal(held[np.isfinite(x)], x[np.isfinite(x)])
     assert np.isfinite(held).mean() > 0.6
 
@@ -153,7 +162,8 @@ def beacon_places(site: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", READERS)
 def test_each_is_a_task(name):
     """The task splits as the reader does, and its notes say what was done."""
-    problem = getattr(tasks, name)(name=name, root=str(ROOT), **SETTINGS[name])
+    gap = {"max_gap": 10.0} if name == "uwb_plaza" else {}
+    problem = getattr(tasks, name)(name=name, root=str(ROOT), **SETTINGS[name], **gap)
     held_out, ids = problem.parts.held_out, problem.recording.ids
     assert (held_out == np.char.startswith(ids, "test/")).all()
     assert problem.parts.kind == "documented"
@@ -161,6 +171,22 @@ def test_each_is_a_task(name):
     assert problem.info()["test/mse_of_mean"] > 0
     assert problem.filter_units.x_names == problem.recording.x_names
     assert problem.parts.train_rows.size > 0.9 * (~held_out).sum()
+    moved = {"battery": ("Current [A]",), "uwb_plaza": ("moved_1", "moved_2")}.get(name, ())
+    assert problem.recording.u_names == moved
+    other = problem.suited(SimpleNamespace(name="lstm"))
+    assert other.filter_units.u is None
+    if name == "uwb_plaza":  # further columns, and it is said; absent sensors, or whole rows
+        keys = {**SETTINGS[name], **gap, "sensors": True}
+        parted = tasks.uwb_plaza(name=name, root=str(ROOT), **keys)
+        assert parted.filter_units.sensors is not None
+        assert parted.parts.train_rows.size >= problem.parts.train_rows.size
+        np.testing.assert_array_equal(
+            parted.suited(SimpleNamespace(name="lstm")).recording.x, other.recording.x
+        )
+        assert other.recording.x_names[-2:] == moved
+        assert "this model takes no control inputs: moved_1, moved_2 further" in other.notes[1]
+    if name == "battery":
+        assert other.recording.x_names == problem.recording.x_names
     if name == "turbofan":
         few = tasks.turbofan(name=name, root=str(ROOT), truth="last", n_test=10)
         with pytest.raises(KbrError, match=r"known z\. Raise data\.n_test"):
@@ -176,13 +202,13 @@ def test_a_run_trains_and_is_evaluated_again(name, tmp_path, monkeypatch, capsys
     few = ["data.n_train=150", "data.n_test=40", f"hydra.run.dir={tmp_path}/run"]
     command(monkeypatch, "train", f"data={name}", f"data.root={ROOT}", "model=iw", *few)
     said = capsys.readouterr().out
-    assert "averaged into" in said if name == "battery" else "ranges count for 6 s" in said
+    assert "averaged into" in said if name == "battery" else "of x are there: beacon" in said
     command(monkeypatch, "evaluate", "run=run")
     if name == "battery":  # a new file is averaged as the training rows were
         path = ROOT / "battery_25degC" / "551_US06.csv"
         command(monkeypatch, "evaluate", "run=run", f"data.path={path}")
         saved = np.load("run/evaluation/551_US06/posterior.npz")
-        assert saved["mean"].shape == (1, 134, 1)
+        assert saved["mean"].shape == (1, 34, 1)
 
 
 @THERE

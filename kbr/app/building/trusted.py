@@ -27,6 +27,7 @@ from kbr.app.config.resolvers import model_name
 from kbr.app.config.values import nested, strings
 from kbr.app.models.outcome import Method
 from kbr.app.models.own import OwnModel
+from kbr.app.recordings.task import OwnData
 from kbr.app.runs.files import read_yaml
 from kbr.app.tasks.task import Problem
 from kbr.core.errors import KbrError
@@ -90,7 +91,8 @@ def build(config: DictConfig, trusted: Trusted = ()) -> tuple[Problem, Method]:
     for key, thing, needed in zip((data, "model"), built, ("trials", "run"), strict=True):
         if not hasattr(thing, needed):
             raise KbrError(f"{key} is a {type(thing).__name__}, which cannot be used as one.")
-    return built
+    problem, method = built
+    return problem.suited(method) if isinstance(problem, OwnData) else problem, method
 
 
 def method_of(config: DictConfig, trusted: Trusted = ()) -> Any:

@@ -72,7 +72,7 @@ class Train:
 @dataclass
 class Figure:
     name: Name
-    x: Name
+    x: Name | None
     label: str
     reference: Name
     models: Annotated[list[Name], Length()]
@@ -175,6 +175,7 @@ class OwnData:
     time: Column | None
     max_gap: Positive | None
     resample: Step | None
+    added: Annotated[str | list[str], Described("a list of columns, [] for none")]
     decimal: Literal["point", "comma"]
     rename: dict[str, str] | None
     circular: Annotated[str | list[str], Described("a list of columns, [] for none")]
@@ -196,6 +197,7 @@ class OwnData:
 class Real:
     name: Name
     root: Folder | None
+    rows: Count | None
     max_gap: Positive | None
     n_train: Count | None
     n_test: Count | None
@@ -210,6 +212,7 @@ class Canteen(Real):
 @dataclass
 class Battery(Real):
     step: Positive | None
+    controls: bool
 
 
 @dataclass
@@ -221,7 +224,9 @@ class Turbofan(Real):
 class Plaza(Real):
     site: Literal["Plaza1", "Plaza2"]
     hold: NotNegative
+    sensors: bool
     resample: Positive | None
+    controls: bool
 
 
 # ------------------------------------------------------------------------------------------- models
@@ -286,6 +291,13 @@ class LSTMFilter(RecurrentFilter):
 @dataclass
 class GRUFilter(RecurrentFilter):
     chunk: Annotated[int, Range(1, most=10**6)]
+
+
+@dataclass
+class Frames:
+    estimator: Node
+    grid: Annotated[dict[str, list[Any]], Described("a mapping {parameter: [values], ...}")]
+    most: Count | None
 
 
 @dataclass
@@ -385,6 +397,7 @@ OPTIONS: dict[str, type] = {
     "data/battery": Battery,
     "data/turbofan": Turbofan,
     "data/uwb_plaza": Plaza,
+    "data/uwb_plaza2": Plaza,
     "model/*": AnyModel,
     "trainer/*": ParallelTrainer,
     "trainer/auto": Trainer,
@@ -404,6 +417,7 @@ TARGETS: dict[str, type] = {
     "kbr.app.real.tasks.battery": Battery,
     "kbr.app.real.tasks.turbofan": Turbofan,
     "kbr.app.real.tasks.uwb_plaza": Plaza,
+    "kbr.app.baselines.frames.TunedFrames": Frames,
     "kbr.ImportanceWeightedRule": Rule,
     "kbr.OriginalRule": OriginalRule,
     "kbr.ParticleFilter": ParticleFilter,

@@ -1,5 +1,6 @@
 """The pictures of a sweep: error against what is varied, and models against each other by seed."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,18 +15,24 @@ from kbr.app.report.summary import standard_error
 from kbr.app.text.plain import no_math
 
 ERROR = "MSE (sum over latent coordinates)"
+MOST_ACROSS = 3  # panels side by side
+WIDE = 4  # times that errors in units differ from which on their axis is logarithmic
 NAME = 100  # letters of a name in a picture
 
 
 def sweep_figure(path: Path, comparisons: Sequence[Comparison]) -> None:
     """Mean error against x for each model, one panel a data set; bands: two standard errors."""
-    size, kinds = (3.9 * len(comparisons) + 1.5, 3.4), ("png", "svg")
-    with picture(path, 1, len(comparisons), kinds=kinds, figsize=size) as (figure, axes):
-        for axis, comparison in zip(axes[0], comparisons, strict=True):
+    across = min(len(comparisons), MOST_ACROSS)
+    down = math.ceil(len(comparisons) / across)
+    size, kinds = (3.9 * across + 1.5, 3.4 * down), ("png", "svg")
+    with picture(path, down, across, kinds=kinds, figsize=size) as (figure, axes):
+        for axis in axes.flat[len(comparisons) :]:
+            axis.set_visible(False)
+        for axis, comparison in zip(axes.flat, comparisons, strict=False):
             error_panel(axis, comparison)
             axis.set_title(folded(comparison.data))
-        if comparisons[0].x is not None:
-            axes[0, 0].set_ylabel(ERROR)
+        for row in axes if comparisons[0].x is not None else ():
+            row[0].set_ylabel(ERROR)
         handles, names = handles_of(axes)
         if names:
             axes[0, -1].legend(handles, names, loc="center left", bbox_to_anchor=(1.01, 0.5))
@@ -85,11 +92,7 @@ def _curves(axis: Any, comparison: Comparison) -> None:
         axis.set_xscale("log", base=2 if comparison.x == "dim" else 10)
     if all(one.mean > 0 for one in comparison.summary):  # an error of zero has no place there
         axis.set_yscale("log")
-        low, high = axis.get_ylim()
-        if high / low < 20:  # powers of ten alone would leave a short axis bare
-            marks = np.arange(1, 10, 0.5).tolist() if high / low < 3 else [1, 1.5, 2, 3, 4, 5, 6, 8]
-            axis.yaxis.set_major_locator(LogLocator(subs=marks))
-            axis.yaxis.set_major_formatter("{x:g}")
+        _more_marks(axis.yaxis, *axis.get_ylim())
     axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axis.minorticks_off()
     axis.set_xlabel(folded(comparison.label))
@@ -98,10 +101,24 @@ def _curves(axis: Any, comparison: Comparison) -> None:
 def _model_lines(axis: Any, comparison: Comparison) -> None:
     """Every trial as a faint point, the mean with two standard errors over it."""
     for place, (model, style) in enumerate(styles_of(comparison.models).items()):
-        errors = np.array(list(comparison.errors(model).values()))
+        errors = np.array(comparison.shown(model))
         axis.scatter(errors, np.full(len(errors), place), s=12, color=style["color"], alpha=0.35)
         look = {"color": style["color"], "marker": style["marker"], "capsize": 3}
         axis.errorbar(errors.mean(), place, xerr=2 * standard_error(errors), **look)
     axis.set_yticks(range(len(comparison.models)), [folded(name) for name in comparison.models])
     axis.set_ylim(len(comparison.models) - 0.5, -0.5)
-    axis.set_xlabel(ERROR)
+    axis.set_xlabel(comparison.measure or ERROR)
+    shown = [error for model in comparison.models for error in comparison.shown(model)]
+    if comparison.measure and 0 < WIDE * min(shown) < max(shown):
+        axis.set_xscale("log")
+        axis.set_xlim(min(shown) / 1.3, max(shown) * 1.3)
+        _more_marks(axis.xaxis, *axis.get_xlim())
+        axis.minorticks_off()
+
+
+def _more_marks(axis: Any, low: float, high: float) -> None:
+    """Powers of ten alone would leave a short logarithmic axis bare."""
+    if high / low < 20:
+        marks = np.arange(1, 10, 0.5).tolist() if high / low < 3 else [1, 1.5, 2, 3, 4, 5, 6, 8]
+        axis.set_major_locator(LogLocator(subs=marks))
+        axis.set_major_formatter("{x:g}")

@@ -23,6 +23,7 @@ from kbr.core.filters.kernel.validation import split_lengths, validation_start
 from kbr.core.filters.result import FilterResult, joined, mean_squared_error
 from kbr.core.io import checkpoint
 from kbr.core.io.file_rows import FileRows
+from kbr.core.units.units import Units
 
 KIND = "kbr.own_model"
 SAVED = Path("checkpoints") / "own_model"  # what the model's own `save` writes
@@ -34,9 +35,10 @@ class OwnModel:
     """A model by its methods `fit(x, z)` and `filter(x)`; with `save` and `load` it is kept.
 
     It sees NumPy arrays in recorded units: x [T, ...] and z [T, dz], all training sequences end to
-    end (`fit` may take `lengths` too, to tell them apart), then one test sequence x [T, ...] at a
-    time; NaN in x is missing. `filter` answers with means [T, dz], with (mean, cov), or with an
-    object that has `mean` and perhaps `cov`.
+    end (`fit` may take `lengths` too, to tell them apart, and `units`: names, scaling and angles of
+    the columns, None where they have none), then one test sequence x [T, ...] at a time; NaN in x
+    is missing. `filter` answers with means [T, dz], with (mean, cov), or with an object that has
+    `mean` and perhaps `cov`.
 
     It is first fitted without the validation block, which gives its validation error, and the
     covariance of its errors where the model states none; then to everything.
@@ -59,7 +61,7 @@ class OwnModel:
         for seed in seeds:
             rows = _rows(problem.data(seed))
             error, cov = self._validated(problem, rows, seed)
-            model = self._fitted(rows, seed)
+            model = self._fitted(rows, seed, problem.filter_units)
             if self._can_be_kept:
                 path = trial_folder(context.folder, seed, seeds) / SAVED
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +87,8 @@ class OwnModel:
         started, fitted = time.perf_counter(), []
         for seed in seeds:
             kept = self.kept(trial_folder(folder, seed, seeds))
-            fitted.append(kept or self._fitted(_rows(problem.data(seed)), seed))
+            units = problem.filter_units
+            fitted.append(kept or self._fitted(_rows(problem.data(seed)), seed, units))
         if not self._can_be_kept:
             lacks = f"{type(self.model).__name__} has no save(path) and load(path)"
             print(f"  note: {lacks}, so it was fitted again to the run's data")
@@ -103,7 +106,7 @@ class OwnModel:
     def _can_be_kept(self) -> bool:
         return all(callable(getattr(self.model, name, None)) for name in ("save", "load"))
 
-    def _fitted(self, rows: "Rows", seed: int) -> Any:
+    def _fitted(self, rows: "Rows", seed: int, units: Units | None) -> Any:
         """A copy, fitted; what it draws from the global generators comes from the seed."""
         from lightning import seed_everything
         from lightning.pytorch.utilities.seed import isolate_rng
@@ -111,10 +114,11 @@ class OwnModel:
         import kbr._torchvision  # noqa: F401  (before lightning, which takes long to import)
 
         model = deepcopy(self.model)
-        takes_lengths = "lengths" in inspect.signature(model.fit).parameters
+        taken = inspect.signature(model.fit).parameters
+        known = {"lengths": rows.lengths, "units": units}
         with isolate_rng():
             seed_everything(seed % 2**32, verbose=False)
-            model.fit(rows.x, rows.z, **({"lengths": rows.lengths} if takes_lengths else {}))
+            model.fit(rows.x, rows.z, **{k: known[k] for k in known.keys() & taken.keys()})
         return model
 
     def _validated(self, problem: Sequential, rows: "Rows", seed: int) -> tuple[float, Tensor]:
@@ -122,7 +126,8 @@ class OwnModel:
         x, z, lengths = rows
         cut = validation_start(len(z))
         before, blocks = split_lengths(lengths, cut)
-        model = Answers(self._fitted(Rows(x[:cut], z[:cut], before), seed), self.name)
+        part = Rows(x[:cut], z[:cut], before)
+        model = Answers(self._fitted(part, seed, problem.filter_units), self.name)
         mean = joined([model.filter(x[start:stop]) for start, stop in blocks]).mean
         truth = torch.from_numpy(z[cut:]).to(mean)
         if isinstance(problem, OwnData):

@@ -7,8 +7,6 @@ counter itself (columns of capacity) is never read. Mixed1 to Mixed8 train; UDDS
 
 from pathlib import Path
 
-import numpy as np
-
 from kbr.app.real.sequences import RealRecording, file_of, folder_of, named
 from kbr.app.recordings.read import Source
 from kbr.app.recordings.resample import resampled
@@ -28,9 +26,6 @@ def battery(root: str | Path | None, *, step: float | None = 30.0) -> RealRecord
     folder = folder_of(root, "battery_25degC", SOURCE)
     cycles = (*TRAIN_CYCLES, *TEST_CYCLES)
     paths = [file_of(folder, SOURCE, f"*_{cycle}.csv") for cycle in cycles]
-    found = Source(path=paths, x=X, z=Z, time=TIME).read()
+    found = Source(path=paths, x=X, z=Z, u=U, time=TIME).read()
     found = named(found, found.files[len(TRAIN_CYCLES) :])
-    if step is not None:
-        found = resampled(found, step)
-    at = [X.index(name) for name in U]
-    return RealRecording(recording=found, u=np.ascontiguousarray(found.x[:, at]), u_names=U)
+    return RealRecording(recording=found if step is None else resampled(found, step))

@@ -6,6 +6,7 @@ computed from the position, which they would give away: they are never read. z: 
 Walks 1 to 6 train, 7 and 9 test; every walk was made on two paths (13 and 24).
 """
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,8 @@ SOURCE = (
     "of raw_data: circle<n>_.../M1_13_mod.csv and M2_24_mod.csv."
 )
 SIGNALS = ("RTT Distance (m)", "RTT std (m)", "RSS (dBm)")
-RANGES = tuple(f"AP{k} {signal}" for k in range(1, 7) for signal in SIGNALS)
+POINTS = 6
+RANGES = tuple(f"AP{k} {signal}" for k in range(1, POINTS + 1) for signal in SIGNALS)
 INERTIAL = tuple(f"{sensor}{axis}" for sensor in ("Acc", "Gyro", "Mag") for axis in "XYZ")
 X = (*RANGES, *INERTIAL, "Azimuth", "Pitch", "Roll")
 TRAIN_WALKS, TEST_WALKS = (1, 2, 3, 4, 5, 6), (7, 9)
@@ -47,3 +49,13 @@ def rtt_canteen(root: str | Path | None, *, missing: bool = False) -> RealRecord
         silent = found.x[:, len(SIGNALS) - 1 : len(RANGES) : len(SIGNALS)] == 0
         found.x[:, : len(RANGES)][np.repeat(silent, len(SIGNALS), axis=1)] = np.nan
     return RealRecording(recording=named(found, found.files[len(PATHS) * len(TRAIN_WALKS) :]))
+
+
+def places(root: str | Path | None) -> dict[str, np.ndarray]:
+    """Where the access points are, m, for pictures: of access_points.csv, none without it."""
+    path = folder_of(root, "rtt_canteen", SOURCE) / "access_points.csv"
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    return {name: np.array([float(x), float(y)]) for name, x, y in rows}

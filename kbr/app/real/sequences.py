@@ -1,7 +1,7 @@
 """What a reader of a real recording gives: named columns of training and of test sequences."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,16 @@ class RealRecording:
     """Observations, states and time, and u: what acted between the row before and this one."""
 
     recording: Recording
-    u: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))  # [T, du]
-    u_names: tuple[str, ...] = ()
+
+    @property
+    def u(self) -> np.ndarray:
+        """[T, du]; no columns where nothing is known to act."""
+        found = self.recording
+        return np.empty((len(found), 0)) if found.u is None else found.u
+
+    @property
+    def u_names(self) -> tuple[str, ...]:
+        return self.recording.u_names
 
     @property
     def train(self) -> list[Mapping[str, np.ndarray]]:
@@ -37,7 +45,7 @@ class RealRecording:
             {
                 **dict(zip(found.x_names, found.x[rows].T, strict=True)),
                 **dict(zip(found.z_names, found.z[rows].T, strict=True)),
-                **{name: self.u[rows, k] for k, name in enumerate(self.u_names)},
+                **{name: found[name][rows] for name in found.u_names},
                 **({} if found.time is None else {"time": found.time[rows]}),
             }
             for rows in sequences

@@ -1,18 +1,23 @@
 """The real recordings as data options: what `_target_` of their config files names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from kbr.app.real import battery as cell
+from kbr.app.real import pictures
 from kbr.app.real import rtt_canteen as walks
+from kbr.app.real import uwb_plaza as plaza
 from kbr.app.real.battery import battery as read_battery
 from kbr.app.real.rtt_canteen import rtt_canteen as read_rtt_canteen
 from kbr.app.real.sequences import TEST, RealRecording
+from kbr.app.real.thinning import thinned
 from kbr.app.real.turbofan import turbofan as read_turbofan
 from kbr.app.real.uwb_plaza import uwb_plaza as read_uwb_plaza
+from kbr.app.recordings.measure import CYCLES, DISTANCE, PERCENT, Measure
 from kbr.app.recordings.read import Source
 from kbr.app.recordings.recording import Recording
 from kbr.app.recordings.split import Splitting
@@ -26,7 +31,8 @@ class RealSource(Source):
     reader: Callable[[], RealRecording]
 
     def read(self) -> Recording:
-        return self.reader().recording
+        found = replace(self.reader().recording, parted=self.parted)
+        return found if self.u else replace(found, u=None, u_names=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,25 +47,64 @@ class Documented(Splitting):
         return "documented", np.char.startswith(recording.ids, TEST)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RealData(OwnData):
+    """Own data with a picture of their own, and an error that people of the field know."""
+
+    measure: Measure
+    story: Callable[[Path, OwnData, Any], None]  # into a file, of the problem and a filter
+    rows: int | None  # at most so many training rows, evenly thinned
+    whole: RealSource  # for models that take no absent sensors
+
+    def suited(self, method: Any) -> OwnData:
+        """Models without controls see them as columns of x, those without sensors whole rows."""
+        found = self
+        if not getattr(method, "takes_controls", False):
+            found = replace(found, controls_in_x=True)
+        if self.sensors is not None and not getattr(method, "takes_sensors", False):
+            found = replace(found, sensors=None, source=self.whole)
+        return found
+
+    def _steps(self, recording: Recording) -> Recording:
+        steps = super()._steps(recording)
+        if self.rows is None:
+            return steps
+        _, held_out = self.splitting.held_out(steps)
+        return thinned(steps, held_out, self.rows, tuple(self.added))
+
+
 def _task(
     name: str,
     reader: Callable[[], RealRecording],
     *,
     root: str | None,
+    rows: int | None,
     keys: Mapping[str, Any],
     units: Mapping[str, str],
+    measure: Measure,
+    story: Callable[[Path, OwnData, Any], None],
     circular: Sequence[str] = (),
     resample: float | None = None,
+    added: Sequence[str] = (),
+    parted: Callable[[], RealRecording] | None = None,
     **source: Any,
 ) -> OwnData:
-    return OwnData(
+    """`parted` is the reader for models that know absent sensors, where columns are such."""
+    whole = RealSource(path=root, reader=reader, **source)
+    return RealData(
         name=name,
-        source=RealSource(path=root, reader=reader, **source),
+        rows=rows,
+        whole=whole,
+        source=whole if parted is None else replace(whole, reader=parted, parted=True),
+        sensors=None if parted is None else "each",
         splitting=Documented(**keys),
         circular=circular,
         angle_unit="radians",
         units=units,
         resample=resample,
+        added=added,
+        measure=measure,
+        story=story,
     )
 
 
@@ -67,14 +112,23 @@ METRES = {"position_1": "m", "position_2": "m"}
 
 
 def rtt_canteen(
-    *, name: str, root: str | None, missing: bool, resample: float | None, **keys: Any
+    *,
+    name: str,
+    root: str | None,
+    rows: int | None = None,
+    missing: bool,
+    resample: float | None,
+    **keys: Any,
 ) -> OwnData:
     return _task(
         name,
         lambda: read_rtt_canteen(root, missing=missing),
         root=root,
+        rows=rows,
         keys=keys,
         units=METRES,
+        measure=DISTANCE,
+        story=pictures.canteen_walk,
         circular=["Azimuth"],
         resample=resample,
         time=walks.TIME,
@@ -82,36 +136,68 @@ def rtt_canteen(
     )
 
 
-def battery(*, name: str, root: str | None, step: float | None, **keys: Any) -> OwnData:
+def battery(
+    *,
+    name: str,
+    root: str | None,
+    rows: int | None = None,
+    step: float | None,
+    controls: bool,
+    **keys: Any,
+) -> OwnData:
     return _task(
         name,
         lambda: read_battery(root, step=None),
         root=root,
+        rows=rows,
         keys=keys,
         units={},
+        measure=PERCENT,
+        story=pictures.discharges,
         resample=step,
         time=cell.TIME,
+        u=cell.U if controls else None,
     )
 
 
-def turbofan(*, name: str, root: str | None, truth: str, **keys: Any) -> OwnData:
+def turbofan(
+    *, name: str, root: str | None, rows: int | None = None, truth: str, **keys: Any
+) -> OwnData:
     return _task(
         name,
         lambda: read_turbofan(root, truth=truth),
         root=root,
+        rows=rows,
         keys=keys,
         units={"remaining": "cycles"},
+        measure=CYCLES,
+        story=pictures.engine_life,
     )
 
 
 def uwb_plaza(
-    *, name: str, root: str | None, site: str, hold: float, resample: float | None, **keys: Any
+    *,
+    name: str,
+    root: str | None,
+    rows: int | None = None,
+    site: str,
+    hold: float,
+    sensors: bool,
+    resample: float | None,
+    controls: bool,
+    **keys: Any,
 ) -> OwnData:
     return _task(
         name,
         lambda: read_uwb_plaza(root, site=site, hold=hold),
+        parted=(lambda: read_uwb_plaza(root, site=site)) if sensors else None,
         root=root,
+        rows=rows,
         keys=keys,
         units=METRES,
+        measure=DISTANCE,
+        story=pictures.robot_path,
         resample=resample,
+        u=plaza.U if controls else None,
+        added=plaza.U if controls else (),
     )

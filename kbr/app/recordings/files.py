@@ -79,7 +79,7 @@ def joined(parts: Sequence[Recording], paths: Sequence[Path]) -> Recording:
                 f"{path} has frames that are read by blocks, which only one x.npy can be. Join "
                 "the arrays into one folder, with a sequence.npy of ids."
             )
-        for name in ("x_names", "z_names", "time_unit", "has_truth"):
+        for name in ("x_names", "z_names", "u_names", "time_unit", "has_truth"):
             if (theirs := getattr(part, name)) != (own := getattr(first, name)):
                 raise _differs(name, (paths[0], own), (path, theirs))
         if part.x.shape[1:] != first.x.shape[1:]:
@@ -110,6 +110,8 @@ def joined(parts: Sequence[Recording], paths: Sequence[Path]) -> Recording:
         sequence=np.concatenate(_shifted([part.sequence for part in parts], counts)),
         row=np.concatenate(_shifted([part.row for part in parts], lengths)),
         time=np.concatenate([part.time for part in parts]) if timed else None,
+        u=None if first.u is None else np.concatenate([part.u for part in parts]),
+        u_names=first.u_names,
         time_unit=first.time_unit,
         dtypes=first.dtypes,
         has_truth=first.has_truth,

@@ -72,6 +72,7 @@ def read_new(units: Units, path: Paths, keys: Mapping[str, Any]) -> Recording:
             angles=[name for name, is_angle in named if is_angle],
             turn=units.x.turn if any(units.x.circular) else units.z.turn,
             max_gap=units.max_gap,
+            added=units.source.get("added", ()),
         )
     return replace(recording, called=called)
 

@@ -62,6 +62,22 @@ class Recording:
         seen = self.x if self.file is None else self.file
         return {"x": seen, self.called[0]: self.ids, self.called[1]: self.stamps}[name]
 
+    def with_controls_in_x(self) -> "Recording":
+        """For models that take no control inputs: those that x lacks are further columns of it."""
+        if self.u is None:
+            return self
+        new = [k for k, name in enumerate(self.u_names) if name not in self.x_names]
+        names = tuple(self.u_names[k] for k in new)
+        taken = f"{', '.join(names)} further columns of x" if new else "they are in x already"
+        return replace(
+            self,
+            x=np.hstack([self.x, self.u[:, new]]),
+            x_names=(*self.x_names, *names),
+            u=None,
+            u_names=(),
+            notes=(*self.notes, f"this model takes no control inputs: {taken}"),
+        )
+
     @property
     def has_images(self) -> bool:
         return self.x.ndim == 4

@@ -23,11 +23,13 @@ def resampled(
     angles: Collection[str] = (),
     turn: float = 360.0,
     max_gap: float | None = None,
+    added: Collection[str] = (),
 ) -> Recording:
     """Means over [t, t + step) from the first row of every piece on; the stamp is t.
 
     Angles are averaged as angles, and only what is there counts. A step of time longer than
     max_gap (null: 1.5 new steps) ends a piece; steps in a piece without rows are missing.
+    Control inputs are averaged from the middle of a step to that of the next, or `added` up.
     """
     width = _width(recording, step)
     limit = GAP * width if max_gap is None else max_gap
@@ -60,6 +62,13 @@ def resampled(
             result[:, at] = _angles(values[:, at], cell, total, turn)
         return result
 
+    u = recording.u
+    if u is not None:
+        added_up = [name in added for name in recording.u_names]
+        moves = _moves(u, first, cell, offset[:-1], np.array(added_up))
+        for at in (k for k, name in enumerate(recording.u_names) if name in angles):
+            moves[:, at] = _angles(u[:, at], cell, total, turn)
+        u = moves
     empty = total - len(np.unique(cell))
     lost = f", {empty} of them without rows" if empty else ""
     shown = step if isinstance(step, str) else f"{step:g} {recording.time_unit}".rstrip()
@@ -67,6 +76,7 @@ def resampled(
         recording,
         x=averaged(recording.x, recording.x_names),
         z=averaged(recording.z, recording.z_names),
+        u=u,
         sequence=recording.sequence[of],
         row=np.arange(total),
         time=time[of] + width * count,
@@ -116,6 +126,29 @@ def _means(values: np.ndarray, cell: np.ndarray, total: int) -> np.ndarray:
     np.add.at(sums, cell, np.where(there, values, 0.0))
     np.add.at(counts, cell, there)
     return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+
+
+def _moves(
+    u: np.ndarray, first: np.ndarray, cell: np.ndarray, starts: np.ndarray, added: np.ndarray
+) -> np.ndarray:
+    """What moved the mean state of a step to that of the next [total, du].
+
+    Math: u'_k = mean over step k of U - mean over step k - 1 of U, U the running sum of u; divided
+          by the same of the row numbers where u is a rate, and not `added` up.
+    In a step without rows U lies on the line between its neighbours. Nothing leads to a first step:
+    the mean of its own rows stands there.
+    """
+    steps = np.arange(cell[-1] + 1)
+    u = u.copy()
+    u[first] = np.where(np.isfinite(u[first]), u[first], 0.0)
+    lost, rows = ~np.isfinite(u), np.ones((len(u), 1))
+    running = np.cumsum(np.hstack([np.where(lost, 0.0, u), lost, rows]), axis=0)
+    there, means = np.unique(cell), _means(running, cell, len(steps))[np.unique(cell)]
+    even = np.stack([np.interp(steps, there, column) for column in means.T], axis=1)
+    moves, gaps, counts = np.split(np.diff(even, axis=0, prepend=np.nan), [len(u.T), -1], axis=1)
+    moves = np.where(gaps > 0, np.nan, np.where(added, moves, moves / counts))
+    moves[starts] = _means(u, cell, len(steps))[starts]
+    return moves
 
 
 def _angles(values: np.ndarray, cell: np.ndarray, total: int, turn: float) -> np.ndarray:

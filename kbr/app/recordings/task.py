@@ -66,6 +66,8 @@ class OwnData:
     angle_unit: str = "degrees"
     units: Mapping[str, str] | None = None
     resample: str | float | None = None
+    added: Sequence[str] = ()  # control inputs that add up over longer steps, others are averaged
+    controls_in_x: bool = False  # for a model that takes none
     sensors: Wanted = None
 
     val_name: ClassVar[str] = "val_mse_standardised"
@@ -76,7 +78,8 @@ class OwnData:
             raise KbrError(
                 f"data.angle_unit must be degrees or radians; got {self.angle_unit!r}. Set it."
             )
-        object.__setattr__(self, "circular", listed(self.circular) or ())
+        for key in ("circular", "added"):
+            object.__setattr__(self, key, listed(getattr(self, key)) or ())
 
     @cached_property
     def recording(self) -> Recording:
@@ -91,6 +94,13 @@ class OwnData:
                         f"({', '.join(recording.z_names)}) or x. Correct data.{key}, or name the "
                         "columns (data.x, data.z)."
                     )
+        if unknown := [name for name in self.added if name not in recording.u_names]:
+            raise KbrError(f"data.added names '{unknown[0]}', which is no control input (data.u).")
+        recording = self._steps(recording)
+        return recording.with_controls_in_x() if self.controls_in_x else recording
+
+    def _steps(self, recording: Recording) -> Recording:
+        """The rows that count as steps."""
         if self.resample is None:
             return recording
         return resampled(
@@ -99,7 +109,22 @@ class OwnData:
             angles=self.circular,
             turn=full_turn(self.angle_unit),
             max_gap=self.splitting.max_gap,
+            added=self.added,
         )
+
+    def suited(self, method: Any) -> "OwnData":
+        """These data as a model can take them; an error where it cannot."""
+        if self.source.u is not None and not getattr(method, "takes_controls", False):
+            raise KbrError(
+                f"data.u: model={method.name} takes no control inputs; model=iw, iw_paper, "
+                "original, lstm and gru do. Else put them among data.x."
+            )
+        if self.sensors is not None and not getattr(method, "takes_sensors", False):
+            raise KbrError(
+                f"data.sensors: model={method.name} takes whole rows only; model=iw, iw_nn, lstm "
+                "and gru know absent sensors. Use one, or leave data.sensors out."
+            )
+        return self
 
     @cached_property
     def parts(self) -> Split:
@@ -108,6 +133,11 @@ class OwnData:
     @property
     def has_own_vectors(self) -> bool:
         return not self.recording.has_images
+
+    @property
+    def test_steps(self) -> int:
+        """Rows that a filter goes through; some of them may not be scored."""
+        return len(self.parts.test_rows)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -131,7 +161,9 @@ class OwnData:
                 "time": source.time or "time",
                 "dates": recording.time_unit == "s" if recording.time is not None else None,
                 **{key: getattr(source, key) for key in READING},
+                **({"u": None} if self.controls_in_x else {}),
                 "resample": self.resample,
+                "added": list(self.added),
             },
             u=self._controls(),
             sensors=self._sensors(),
@@ -394,6 +426,7 @@ def recording(
     angle_unit: str = "degrees",
     units: Mapping[str, str] | None = None,
     resample: str | float | None = None,
+    added: Sequence[str] = (),
     sensors: Wanted = None,
     **keys: Any,
 ) -> OwnData:
@@ -407,5 +440,6 @@ def recording(
         angle_unit=angle_unit,
         units=units,
         resample=resample,
+        added=added,
         sensors=sensors,
     )

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from kbr.app.figures.style import STYLES
-from kbr.app.report.summary import ModelSummary, summarize
+from kbr.app.report.summary import OTHERS, ModelSummary, summarize
+from kbr.app.run.folder import STORY
 from kbr.app.runs.facts import is_number, location
 from kbr.app.runs.finished import Collection, Run
 from kbr.app.runs.notes import Notes
@@ -48,6 +50,35 @@ class Comparison:
         """By x and seed."""
         mine = [row for row in self.rows if row["model"] == model]
         return {(self.at(row), int(row["seed"])): float(row["mse"]) for row in mine}
+
+    @property
+    def measure(self) -> str:
+        """What people of the field call the error, with its unit; empty: the squared error."""
+        names = {row.get("measure", "") for row in self.rows}
+        return names.pop() if len(names) == 1 else ""
+
+    def shown(self, model: str) -> list[float]:
+        """Of every trial the error that pictures show: by its measure, or squared."""
+        column = "error" if self.measure else "mse"
+        return [float(row[column]) for row in self.rows if row["model"] == model]
+
+    @cached_property
+    def others(self) -> dict[str, str]:
+        """Columns beside the squared error that some model has, and what tables call them."""
+        there = {name for one in self.summary for name, _ in one.others}
+        named = {**OTHERS, "error": self.measure or OTHERS["error"]}
+        return {name: named[name] for name in OTHERS if name in there}
+
+    @property
+    def story(self) -> Path | None:
+        """The picture of a real recording by the reference, or by the first model that has one."""
+
+        def place(run: Run) -> tuple[bool, int]:
+            model = run.rows[0]["model"]
+            return model != self.reference, self.models.index(model) if model in self.models else 99
+
+        paths = (run.folder / STORY for run in sorted(self.runs, key=place))
+        return next((path for path in paths if path.is_file()), None)
 
     @cached_property
     def summary(self) -> list[ModelSummary]:

@@ -55,7 +55,12 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.globals |= {"picture_of": _picture, "pairs_of": _pairs, "choices_of": choices_of}
+    templates.globals |= {
+        "picture_of": _picture,
+        "story_of": _story,
+        "pairs_of": _pairs,
+        "choices_of": choices_of,
+    }
     return templates
 
 
@@ -73,14 +78,22 @@ def _picture(comparison: Comparison) -> Markup:
     return Markup(inline_svg(draw, size=(5.0, height), label=label))
 
 
+def _story(comparison: Comparison) -> str:
+    """The picture of a real recording, as the address of an image; empty without."""
+    if comparison.story is None:
+        return ""
+    return f"data:image/png;base64,{base64.b64encode(comparison.story.read_bytes()).decode()}"
+
+
 def _pairs(comparison: Comparison) -> list[Markup]:
-    """One picture for each model that has seeds in common with the reference."""
+    """One picture for each model that has two points or more in common with the reference."""
     reference = comparison.reference
     if reference is None:
         return []
     pictures = []
     for model in comparison.models:
-        if model != reference and comparison.errors(model).keys() & comparison.errors(reference):
+        common = comparison.errors(model).keys() & comparison.errors(reference)
+        if model != reference and len(common) > 1:
             draw = partial(paired_panel, comparison=comparison, model=model)
             label = f"Error of {model} against {reference} on {comparison.data}, seed by seed"
             pictures.append(Markup(inline_svg(draw, size=(2.3, 2.25), label=label)))

@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 from scipy.stats import wilcoxon
 
+from kbr.app.runs.facts import is_number
 from kbr.app.text.numbers import in_digits
 
 STARS = ((1e-4, "****"), (1e-3, "***"), (1e-2, "**"), (5e-2, "*"))
 TEST_FROM = 6  # with fewer pairs the signed-rank test cannot reach p < .05
 WIDEST = 6  # columns of a table that is 80 characters wide
+OTHERS = {  # columns of results.csv beside the squared error, and what tables call them
+    "error": "error",
+    "coverage_90": "in 90 %",
+    "fit_cpu_seconds": "CPU s, fit",
+    "step_cpu_seconds": "CPU s, step",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +87,10 @@ class ModelSummary:
     median: float
     test: PairedTest | None = None
     p_holm: float | None = None  # corrected over all comparisons of the data set
+    measure: str = ""  # what `error` of the others is, with its unit
+    others: tuple[
+        tuple[str, float], ...
+    ] = ()  # means of the columns of OTHERS that all trials have
 
     @property
     def stars(self) -> str:
@@ -92,6 +103,8 @@ class ModelSummary:
             "data": self.data,
             **({} if self.x is None else {self.x: self.at}),
             **{name: getattr(self, name) for name in names},
+            **({"measure": self.measure} if self.measure else {}),
+            **dict(self.others),
             "p_value": test and test.p,
             "p_holm": self.p_holm,
             "pairs": test and test.pairs,
@@ -104,9 +117,11 @@ def summarize(
 ) -> list[ModelSummary]:
     """One for each data set, x and model, tested by seed against `reference` at the same x."""
     cells: dict[tuple[str, float | None, str], dict[int, float]] = {}
+    trials: dict[tuple[str, float | None, str], list[Mapping[str, str]]] = {}
     for row in rows:
         key = (row["data"], None if x is None else float(row[x]), row["model"])
         cells.setdefault(key, {})[int(row["seed"])] = float(row["mse"])
+        trials.setdefault(key, []).append(row)
     summaries = []
     for (data, at, model), errors in cells.items():
         values, test = np.array(list(errors.values())), None
@@ -125,9 +140,17 @@ def summarize(
                 stderr=standard_error(values),
                 median=float(np.median(values)),
                 test=test,
+                measure=trials[data, at, model][0].get("measure", ""),
+                others=_others(trials[data, at, model]),
             )
         )
     return _with_holm(summaries)
+
+
+def _others(trials: Sequence[Mapping[str, str]]) -> tuple[tuple[str, float], ...]:
+    """Means of what else was measured in all of these trials."""
+    there = [name for name in OTHERS if all(is_number(row.get(name)) for row in trials)]
+    return tuple((name, float(np.mean([float(row[name]) for row in trials]))) for name in there)
 
 
 def _with_holm(summaries: Sequence[ModelSummary]) -> list[ModelSummary]:
@@ -150,13 +173,10 @@ def format_table(table: Sequence[ModelSummary], x: str | None, reference: str | 
     for data in dict.fromkeys(one.data for one in table):
         mine = [one for one in table if one.data == data]
         width = max(13, *(len(one.model) for one in mine))
-        lines.append(f"\n{data}: mean MSE" + (f" by {x}" if x else ""))
         if x:
-            lines += _blocks(mine, width)
+            lines += [f"\n{data}: mean MSE by {x}", *_blocks(mine, width)]
             continue
-        for one in mine:
-            stderr = in_digits(one.stderr, like=one.mean)
-            lines.append(f" {one.model:<{width}}{_cell(one):>11} ± {stderr}")
+        lines += [f"\n{data}: mean MSE", *_lines(mine, width)]
     return "\n".join([*lines, *legend(table, reference)])
 
 
@@ -172,6 +192,25 @@ def legend(table: Sequence[ModelSummary], reference: str | None) -> list[str]:
     ]
     notes = Counter(test.note for test in tests if test.note)
     lines += [f"  {count} of {len(tests)} comparisons: {note}" for note, count in notes.items()]
+    return lines
+
+
+def _lines(table: Sequence[ModelSummary], width: int) -> list[str]:
+    """A model a line, with the standard error; or, where it is measured in units, with all else."""
+    measure = next((one.measure for one in table if one.measure), None)
+    if measure is None:
+        return [
+            f" {one.model:<{width}}{_cell(one):>11} ± {in_digits(one.stderr, like=one.mean)}"
+            for one in table
+        ]
+    unit = measure.rpartition("[")[2].rstrip("]")
+    heads = ("MSE", unit, *(name for column, name in OTHERS.items() if column != "error"))
+    lines = [f"  error: {measure}", f" {'':<{width}}" + "".join(f"{head:>12}" for head in heads)]
+    for one in table:
+        known = dict(one.others)
+        cells = (f"{known[name]:.3g}" if name in known else "-" for name in OTHERS)
+        texts = "".join(f"{text:>12}" for text in (_cell(one), *cells))
+        lines.append(f" {one.model:<{width}}{texts}")
     return lines
 
 

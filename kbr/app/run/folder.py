@@ -21,6 +21,7 @@ MANIFEST = "run.json"
 DATA = "data.json"  # of runs on own data: columns, units, scaling
 FAILURE = "failure.txt"
 LOCK = ".lock"  # held by the process that writes
+STORY = Path("figures") / "story.png"  # of a real recording
 BEST = Path("checkpoints") / "best.ckpt"
 
 

@@ -20,7 +20,9 @@ from kbr.app.config.check import check_config
 from kbr.app.config.packages import check_packages
 from kbr.app.figures.run import run_figures
 from kbr.app.models.outcome import Outcome
+from kbr.app.models.own import OwnModel
 from kbr.app.models.trained import tried
+from kbr.app.recordings.measure import Measure
 from kbr.app.recordings.task import OwnData
 from kbr.app.run.ending import end_early, remove_if_empty, way_on
 from kbr.app.run.folder import (
@@ -30,6 +32,7 @@ from kbr.app.run.folder import (
     MANIFEST,
     METRICS,
     RESULTS,
+    STORY,
     RunContext,
     read_json,
     write_json,
@@ -47,7 +50,7 @@ from kbr.app.text.commands import command, setting, shown
 from kbr.app.text.numbers import in_digits, with_error
 from kbr.core.errors import KbrError, Preempted, WorkerLost
 from kbr.core.io import checkpoint
-from kbr.core.units.units import Units
+from kbr.loading import load_filter
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LAST_SEED = 2**63 - 1  # of PyTorch's generators
@@ -139,7 +142,6 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     mark = fingerprint(config)
     trusted = None if config.resume is None else names_of(config.trust)
     problem, method = build(config, trusted)
-    _check_taken(method, getattr(problem, "filter_units", None))
     is_first = launch_of().is_first
     if not (is_first or getattr(method, "trains", False)):
         raise SystemExit(0)  # a closed form has work for one process
@@ -161,13 +163,14 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     )
     if is_first and not sweeping:
         print(f"{method.name} on {problem.name}, {len(seeds)} trial(s)")
-    started = time.perf_counter()
+    started, busy = time.perf_counter(), time.process_time()
     outcome = method.run(problem, seeds, context)
+    cores = (time.process_time() - busy) / (time.perf_counter() - started)
     if outcome.alternative is not None and getattr(method, "compare_learned", False):
         other = tried(outcome.alternative, outcome, problem, seeds[0])  # type: ignore[arg-type]
         outcome = replace(outcome, alternative=other)
     seconds = time.perf_counter() - started
-    metrics = write_outcome(folder, problem, method.name, seeds, outcome)
+    metrics = write_outcome(folder, problem, method.name, seeds, outcome, cores=cores)
     minimised = objective(metrics, config.get("optimized_metric"))
     if sweeping and by_hydra and searches(HydraConfig.get()) and minimised is None:
         raise KbrError(
@@ -179,6 +182,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     if outcome.state:  # trained models have written theirs already
         checkpoint.save(folder / BEST, outcome.state)
     pictures = run_figures(folder / "figures", outcome, quick=sweeping)
+    pictures += story_figures(folder, problem, method)
     if config.logger.get("name") == "tensorboard":
         log_outcome(folder, config, metrics, outcome, pictures)
     about = {
@@ -205,18 +209,47 @@ def trial_seeds(config: DictConfig) -> list[int]:
     return list(range(config.seed, config.seed + trials))
 
 
+def story_figures(folder: Path, problem: Problem, method: Any) -> list[Path]:
+    """The picture of a real recording, by the filter that this run has kept, if it has."""
+    story = getattr(problem, "story", None)
+    if story is None or isinstance(method, OwnModel):
+        return []
+    path = folder / STORY
+    story(path, problem, load_filter(folder))
+    return [path]
+
+
 def write_outcome(
-    folder: Path, problem: Problem, model: str, seeds: Sequence[int], outcome: Outcome
+    folder: Path,
+    problem: Problem,
+    model: str,
+    seeds: Sequence[int],
+    outcome: Outcome,
+    *,
+    cores: float = 1.0,
 ) -> dict[str, Any]:
-    """metrics.json (flat) and results.csv (a row for each trial)."""
+    """metrics.json (flat) and results.csv (a row for each trial).
+
+    `cores` is how many were in use on average: CPU seconds in one of the clock.
+    """
     mse = outcome.mse
-    steps = outcome.mean.shape[-2] * len(seeds)
+    steps = getattr(problem, "test_steps", outcome.mean.shape[-2]) * len(seeds)
+    cpu = {
+        "fit_cpu_seconds": cores * outcome.fit_seconds / len(seeds),
+        "step_cpu_seconds": cores * outcome.test_seconds / steps,
+    }
+    measure: Measure | None = getattr(problem, "measure", None)
+    errors = None if measure is None else measure.of(outcome.mean - outcome.truth)
     metrics: dict[str, Any] = {
         "test/mse": float(mse.mean()),
         "test/mse_stderr": float(mse.std() / len(seeds) ** 0.5) if len(seeds) > 1 else 0.0,
         "test/trials": len(seeds),
         "fit/seconds": outcome.fit_seconds,
         "filter/seconds_per_step": outcome.test_seconds / steps,
+        "fit/cpu_seconds": cores * outcome.fit_seconds,
+        "filter/cpu_seconds_per_step": cpu["step_cpu_seconds"],
+        **({} if errors is None else {"test/error": float(errors.mean())}),
+        **({} if errors is None else {"test/measure": str(measure)}),
         **problem.extra_metrics(outcome.mean, outcome.truth),
         **outcome.info,
     }
@@ -238,9 +271,11 @@ def write_outcome(
             "seed": seed,
             **{name: _tidy(float(values[i])) for name, values in outcome.chosen.items()},
             "mse": float(mse[i]),
+            **({} if errors is None else {"error": float(errors[i]), "measure": str(measure)}),
             **{name: float(share[i]) for name, share in shares.items()},
             **{f"rmse {n}": float(rmse[i, k]) for k, n in enumerate(outcome.labels or ())},
             "seconds": round((outcome.fit_seconds + outcome.test_seconds) / len(seeds), 4),
+            **{name: _tidy(value) for name, value in cpu.items()},
         }
         for i, seed in enumerate(seeds)
     ]
@@ -267,6 +302,8 @@ def _report(
     width = max(map(len, ["test/mse  ", *others]))
     summed = "   summed over columns of z" if len(outcome.labels or ()) > 1 else ""
     print(f"\n  {'test/mse':<{width}} {line}   ({seconds:.1f} s){summed}")
+    if "test/measure" in metrics:
+        print(f"  {'test/error':<{width}} {metrics['test/error']:<8.4g} {metrics['test/measure']}")
     for name in others:
         print(f"  {name:<{width}} {in_digits(metrics[name])}")
     for label in outcome.labels or ():
@@ -286,19 +323,3 @@ def _report(
         print(f"  the other:   {command('train', *typed, f'model={outcome.alternative.model}')}")
     if (folder / "tensorboard").is_dir():
         print(f"  monitor:     {shlex.join(['tensorboard', '--logdir', str(shown(folder))])}")
-
-
-def _check_taken(method: Any, units: Units | None) -> None:
-    """An error where the data have what the model cannot take."""
-    if units is None:
-        return
-    if units.u is not None and not getattr(method, "takes_controls", False):
-        raise KbrError(
-            f"data.u: model={method.name} takes no control inputs; model=iw, iw_paper, original, "
-            "lstm and gru do. Else put them among data.x."
-        )
-    if units.sensors is not None and not getattr(method, "takes_sensors", False):
-        raise KbrError(
-            f"data.sensors: model={method.name} takes whole rows only; model=iw, iw_nn, lstm and "
-            "gru know absent sensors. Use one, or leave data.sensors out."
-        )

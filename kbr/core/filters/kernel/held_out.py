@@ -28,7 +28,7 @@ from kbr.core.filters.kernel.validation import (
     validation_block,
 )
 from kbr.core.filters.lifting import windows
-from kbr.core.filters.sequences import LEAD, Piece, blocks_all_over, excerpts
+from kbr.core.filters.sequences import LEAD, Piece, blocks_all_over, excerpts, split
 from kbr.core.uncertainty.calibration import (
     LONGEST,
     WAKING,
@@ -165,7 +165,8 @@ def filter_rows(
             begun = None if seen is None else seen[lead:-h]
             add(h, *ahead, truth[..., lead + h :, :], begun)
         if steps >= WAKING:
-            begun, exact = _again(_starts(x, starts), history), _starts(truth, starts)
+            begun = _again(_starts(x, starts), history, operators.controls)
+            exact = _starts(truth, starts)
             query = _starts(query, starts) if history == 1 else _observed(operators, begun)
             result = _run(operators, query, lam)
             mean = means(result, begun)
@@ -191,13 +192,18 @@ def _starts(rows: Float[Tensor, "*b t c"], most: int) -> Float[Tensor, "*b s w c
     return every[..., :: math.ceil(every.shape[-3] / most), :, :]
 
 
-def _again(x: Float[Tensor, "*b t c"], history: int) -> Float[Tensor, "*b t c"]:
-    """Windows of the newest rows of windows: of a sequence that begins here, and has these gaps."""
-    return windows(x[..., : x.shape[-1] // history], history)
+def _again(x: Float[Tensor, "*b t c"], history: int, controls: int) -> Float[Tensor, "*b t c"]:
+    """Windows of the newest rows of windows: of a sequence that begins here, and has these gaps.
+
+    So many controls at the end of every row stay as they are.
+    """
+    seen, moves = split(x, controls)
+    again = windows(seen[..., : seen.shape[-1] // history], history)
+    return again if moves is None else torch.cat([again, moves], -1)
 
 
 def _observed(operators: Operators, x: Float[Tensor, "*b s t dx"]) -> Queries:
-    query = operators.update.observe(x.flatten(-3, -2))
+    query = operators.observe(x.flatten(-3, -2))
     return query.reshape(*x.shape[:-1], query.shape[-1])
 
 
@@ -227,8 +233,10 @@ def smoother_rows(
         query = operators.observe(x).unsqueeze(-3)
         query = query.expand(*several, query.shape[-1])
         if history > 1:
-            masked = torch.where(seen.unsqueeze(-1), x.unsqueeze(-3), torch.nan)
-            query = _observed(operators, _again(masked, history).nan_to_num(0.0))
+            masked = x.unsqueeze(-3).repeat(*[1] * (x.ndim - 2), len(seen), 1, 1)
+            split(masked, operators.controls)[0][..., ~seen, :] = torch.nan  # controls have no gaps
+            begun = _again(masked, history, operators.controls)
+            query = _observed(operators, begun.nan_to_num(0.0))
         lams = lam.unsqueeze(-1).expand(several[:-1])
         result = run_smoother(operators, query, lams, lam_transition, seen.expand(several))
         mean, cov = result.mean.flatten(-3, -2), result.cov.flatten(-4, -3)

@@ -112,26 +112,27 @@ def warn_of_unlike(grown: Fitted, before: Fitted) -> None:
 
 def _left_out(grown: Fitted, before: Fitted) -> Iterator[tuple[str, Share, Share]]:
     """Names, and shares that features leave out of some rows of the fit and of all new rows."""
-    data, operators = grown.data, grown.operators
+    data, operators, first = grown.data, grown.operators, grown.data.founding
     sides: list[tuple[str, object, Tensor]] = [("z", grown.latents, data.z)]
     if isinstance(operators.update, LowRank):
         sides.append(("x", operators.update.features, data.observed))
     for name, features, points in sides:
         if isinstance(features, Features) and features.kernel is not None:
-            whole = (features.kernel.diagonal(rows) for rows in _rows(points, before.n))
-            yield name, *_shares(whole, _rows(features.train, before.n))
+            counts = (first.z.shape[-2], before.n)
+            whole = (features.kernel.diagonal(rows) for rows in _rows(points, *counts))
+            yield name, *_shares(whole, _rows(features.train, *counts))
     if isinstance(operators, LearnedOperators) and operators.lift is not None:
         assert isinstance(before.operators, LearnedOperators)
-        known = len(before.operators.before)
+        counts = (sum(first.lengths) - len(first.lengths), len(before.operators.before))
         starts = operators.phi.index_select(-2, operators.before)
-        whole = (rows.square().sum(-1) for rows in _rows(starts, known))
-        yield "u", *_shares(whole, _rows(operators.lift.rows, known))
+        whole = (rows.square().sum(-1) for rows in _rows(starts, *counts))
+        yield "u", *_shares(whole, _rows(operators.lift.rows, *counts))
 
 
-def _rows(table: Float[Tensor, "*b n p"], n: int) -> tuple[Tensor, Tensor]:
-    """Some of the first n rows, evenly spaced, and all after them, in float64."""
-    some = torch.linspace(0, n - 1, min(n, COMPARED), device=table.device).round().long()
-    return table.index_select(-2, some).double(), table[..., n:, :].double()
+def _rows(table: Float[Tensor, "*b n p"], first: int, known: int) -> tuple[Tensor, Tensor]:
+    """Some of the first rows, evenly spaced, and all after those known, in float64."""
+    some = torch.linspace(0, first - 1, min(first, COMPARED), device=table.device).round().long()
+    return table.index_select(-2, some).double(), table[..., known:, :].double()
 
 
 def _shares(whole: Iterable[Tensor], kept: tuple[Tensor, Tensor]) -> tuple[Share, Share]:
