@@ -55,7 +55,7 @@ def grown(filt, x, z):
 
 
 def answers(filt, x):
-    """Means and raw covariances of all that a filter answers; what calibrates them plays no part."""
+    """Means and raw covariances of all that a filter answers: before calibration."""
     filt = KernelBayesFilter.of(filt.fitted.changed(smoothing=filt.calibration))
     belief = filt.init()
     for row in x[:4]:
