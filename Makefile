@@ -23,7 +23,7 @@ CORE := $(addprefix tests/test_,rules.py ratios.py linalg.py kernels.py features
 	objectives.py transition.py units.py inputs.py)
 
 test-cpus: $(READY)  ## the core's tests as other CPUs round: other instructions, one and two threads
-	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 \
+	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE \
 		$(BIN)/python -m pytest -m "not slow" $(CORE)
 	ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(CORE)

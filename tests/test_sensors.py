@@ -213,6 +213,8 @@ def test_what_cannot_be_is_refused(fitted, tmp_path):
     done = fitted[0]["product"]
     with pytest.raises(KbrError, match="absent sensors"):
         done.compress(20)
+    with pytest.raises(KbrError, match="whole rows"):
+        done.partial_fit(x, z)
     with pytest.raises(KbrError, match="absent sensors"):
         done.export(tmp_path / "step.pt2")
 

@@ -18,6 +18,7 @@ from kbr.core.errors import KbrError
 from kbr.core.inputs import check_shares, check_sizes
 from kbr.core.kernels import Gaussian, Kernel, Linear, Points
 from kbr.core.linalg import pivoted_cholesky
+from kbr.core.tables import blocks, extended
 
 # Up to GRAM_POINTS points the Gram matrix is formed once, above that its columns one at a time.
 # Points of few coordinates have low rank and cheap columns: faster from a quarter of that on.
@@ -35,6 +36,13 @@ class Features:
 
     def __call__(self, points: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q p"]:
         return self.function(points)
+
+    def grown(self, points: Float[Tensor, "*b m d"]) -> "Features":
+        """The same features with those of more training points."""
+        n, train = self.train.shape[-2], extended(self.train, points.shape[-2])
+        for rows in blocks(points.shape[-2]):
+            train[..., n + rows.start : n + rows.stop, :] = self(points[..., rows, :].double())
+        return replace(self, train=train)
 
 
 @runtime_checkable

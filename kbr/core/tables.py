@@ -18,6 +18,14 @@ def blocks(n: int, rows: int | None = None) -> Iterator[slice]:
     return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
+def extended(table: Float[Tensor, "*b n p"], rows: int) -> Float[Tensor, "*b m p"]:
+    """A copy of the table with room for so many rows more."""
+    *batch, n, p = table.shape
+    longer = table.new_empty(*batch, n + rows, p)
+    longer[..., :n, :] = table
+    return longer
+
+
 def at_rows(
     coords: Float[Tensor, "*b s p"], table: Float[Tensor, "*b n p"]
 ) -> Float[Tensor, "*b s n"]:

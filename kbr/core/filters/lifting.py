@@ -19,6 +19,7 @@ from kbr.core.linalg import or_one
 from kbr.core.units.scaling import Scaling
 
 STEADY = 1e-8  # of the spread of a column: rates that differ by less do so by rounding
+Pace = tuple[Tensor, Tensor]  # the mean of differences, and what makes them rates
 PAYS, STEPS = 0.1, 200  # share of the error on so many steps that a longer history must take away
 
 
@@ -61,18 +62,43 @@ def after_one(
 def rates(
     z: Float[Tensor, "*b n k"], lengths: Sequence[int], scaling: Scaling
 ) -> Float[Tensor, "*b n d"]:
-    """Differences of inner latents from row to row, each with the spread of its own column.
+    """Differences of inner latents from row to row, each with the spread of its own column."""
+    step = differences(z, lengths, scaling)
+    middle, factor = pace_of(step, z, scaling)
+    return (step - middle) * factor
 
-    That of an angle is the turn from one row to the next, the shorter way round. The first row of a
-    sequence has the difference to its second; one that is alone has zero.
+
+def pace_of(step: Float[Tensor, "*b n d"], z: Float[Tensor, "*b n k"], scaling: Scaling) -> Pace:
+    """What is taken from differences, and what they are multiplied by: rates of these rows."""
+    spreads, at = [], 0
+    for mark in _marks(z, scaling):
+        inner = z[..., at : at + 1 + mark]
+        spreads.append(inner.var(-2, correction=0, keepdim=True).mean(-1, keepdim=True).sqrt())
+        at += 1 + mark
+    spread, middle = torch.cat(spreads, -1), step.mean(-2, keepdim=True)
+    own = (step - middle).square().mean(-2, keepdim=True).sqrt()
+    return middle, torch.where(own > STEADY * spread, spread / or_one(own), 0.0)
+
+
+def _marks(z: Float[Tensor, "*b n k"], scaling: Scaling) -> tuple[bool, ...]:
+    """Which columns are angles, and take two."""
+    return scaling.circular or (False,) * z.shape[-1]
+
+
+def differences(
+    z: Float[Tensor, "*b n k"], lengths: Sequence[int], scaling: Scaling
+) -> Float[Tensor, "*b n d"]:
+    """Of inner latents from row to row; that of an angle is the turn, the shorter way round.
+
+    The first row of a sequence has the difference to its second; one that is alone has zero.
 
     Math: dz_t = z_t - z_t-1;  of an angle (c, s), from (a, b) before: atan2(a s - b c, a c + b s).
     """
     now, before = (torch.arange(start, start + z.shape[-2], device=z.device) for start in (0, -1))
     for start, stop in pairwise(accumulate(lengths, initial=0)):
         now[start], before[start] = min(start + 1, stop - 1), start
-    steps, spreads, at = [], [], 0
-    for mark in scaling.circular or (False,) * z.shape[-1]:
+    steps, at = [], 0
+    for mark in _marks(z, scaling):
         inner = z[..., at : at + 1 + mark]
         rows = scaling.linear(z)[..., at : at + 1 + mark] if mark else inner
         old, new = rows.index_select(-2, before), rows.index_select(-2, now)
@@ -80,12 +106,9 @@ def rates(
         if mark:
             cross = old[..., :1] * new[..., 1:] - old[..., 1:] * new[..., :1]
             step = torch.atan2(cross, (old * new).sum(-1, keepdim=True))
-        steps.append(step - step.mean(-2, keepdim=True))
-        spreads.append(inner.var(-2, correction=0, keepdim=True).mean(-1, keepdim=True).sqrt())
+        steps.append(step)
         at += 1 + mark
-    step, spread = torch.cat(steps, -1), torch.cat(spreads, -1)
-    own = step.square().mean(-2, keepdim=True).sqrt()
-    return step * torch.where(own > STEADY * spread, spread / or_one(own), 0.0)
+    return torch.cat(steps, -1)
 
 
 def lifted(data: TrainingData, history: int, velocity: bool) -> TrainingData:

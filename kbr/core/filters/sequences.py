@@ -118,9 +118,12 @@ def excerpts(
 
 
 def blocks_all_over(lengths: Sequence[int], count: int, size: int) -> list[range]:
-    """Blocks of at least so many rows, evenly spaced: whole sequences, if there are enough."""
+    """Blocks of at least so many rows, evenly spaced: whole sequences, if there are enough.
+
+    None is more than a third of all rows.
+    """
     n, ends = sum(lengths), list(accumulate(lengths))
-    blocks = []
+    size, blocks = min(size, n // 3), []
     for k in range(count):
         middle = (2 * k + 1) * n // (2 * count)
         start = next(

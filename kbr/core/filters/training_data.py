@@ -51,14 +51,21 @@ def training_data(
     sensors: Wanted = None,
     standardize: tuple[bool, bool] = (True, True),
     units: Units | None = None,
+    settled: bool = False,
+    goes_on: bool = False,
 ) -> TrainingData:
-    """Checked, cut and scaled; `standardize` is for x and for z. `units` are taken where given."""
+    """Checked, cut and scaled; `standardize` is for x and for z. `units` are taken where given.
+
+    With `settled`, so is what they say of steps of time. Where the first row `goes_on` from one
+    that is known, the control that led to it counts.
+    """
     parted = sensors is not None or (units is not None and units.sensors is not None)
     (x, names_x), (z, names_z), (u, names_u) = _plain(x, "x"), _plain(z, "z"), _plain(u, "u")
-    x, z, u, steps, gap = _cut(x, z, u, time, time_steps, parted=parted)
+    known = units if settled else None
+    x, z, u, steps, gap = _cut(x, z, u, time, time_steps, settled=known, parted=parted)
     flat, latents, lengths, shape = training_sequences(x, z, missing=parted)
     observed = flat.reshape(*flat.shape[:-1], *shape)
-    starts = [0, *accumulate(lengths[:-1])]
+    starts = [0, *accumulate(lengths[:-1])][goes_on:]
     if units is None:
         turn, names = full_turn(angle_unit), (names_x, names_z, names_u)
         wanted = (circular,) if isinstance(circular, str) else tuple(circular)
@@ -71,8 +78,8 @@ def training_data(
                     "sensors are groups of columns of x [T, dx], of one data set; got x of shape "
                     f"{list(observed.shape)}. Leave sensors out."
                 )
-            known = names_x or _numbered("x", shape[0])
-            units = replace(units, sensors=sensors_of(sensors, known, units.x.circular))
+            called = names_x or _numbered("x", shape[0])
+            units = replace(units, sensors=sensors_of(sensors, called, units.x.circular))
     inner = units.x.apply(observed, "x").to(observed.dtype)
     flat = inner.reshape(*latents.shape[:-1], -1)
     one = tuple(inner.shape[latents.ndim - 1 :])
@@ -175,12 +182,12 @@ def _is_series(value: Any) -> bool:
 
 
 def _cut(
-    x: Any, z: Any, u: Any, time: Any, time_steps: str, *, parted: bool
+    x: Any, z: Any, u: Any, time: Any, time_steps: str, *, settled: Units | None, parted: bool
 ) -> tuple[Any, Any, Tensor | None, np.ndarray | None, float | None]:
     """Sequences cut at missing values and at gaps in time; of a `parted` x some may be missing.
 
     Also their controls laid end to end, the steps of time where they are an input, and the limit
-    of a gap.
+    of a gap, which is that of the `settled` units where they have one.
     """
     if time_steps not in STEPS:
         raise KbrError(f"time_steps must be one of {', '.join(STEPS)}; got {time_steps!r}.")
@@ -191,7 +198,8 @@ def _cut(
         return x, z, None, None, None  # refused, in words, where shapes are checked
     xs, zs = (list(x), list(z)) if several else ([x], [z])
     times, us = _each(time, "time", len(xs), several), _each(u, "u", len(xs), several)
-    times = [None if part is None else moments(part) for part in times]
+    dates = None if settled is None else settled.source.get("dates")
+    times = [None if part is None else moments(part, dates) for part in times]
     pairs = [(as_tensor(a, name="x"), as_tensor(b, name="z")) for a, b in zip(xs, zs, strict=True)]
     moves = [
         None if part is None else _control_rows(part, b)
@@ -206,10 +214,14 @@ def _cut(
     if time is not None:
         ids = np.repeat(np.arange(len(times)), [len(t) for t in times])
         stamps = np.concatenate(times)
-        sampling = sampling_of(stamps, ids)
-        wide = varying_steps(stamps, ids) if time_steps == "input" else None
-        if wide is not None and wide.irregular:
-            sampling, is_input = wide, True
+        known = None if settled is None else settled.max_gap
+        sampling = sampling_of(stamps, ids, known)
+        if settled is not None:
+            is_input = time_steps == "input"
+        elif time_steps == "input":
+            wide = varying_steps(stamps, ids)
+            if wide is not None and wide.irregular:
+                sampling, is_input = wide, True
     limit = None if sampling is None else sampling.limit
     pieces: list[tuple[Any, ...]] = []
     lost, rows, unknown = 0, 0, 0

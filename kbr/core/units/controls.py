@@ -103,6 +103,15 @@ class Controls:
             )
         return inner
 
+    def recorded(self, x: Any, u: Any) -> Float[Tensor, "*s d"] | None:
+        """All columns as they were recorded, of a table by their names; zero if not in use."""
+        if not any(self.used):
+            return None
+        values = self._columns(x, u)
+        whole = values.new_zeros(*values.shape[:-1], len(self.used))
+        whole[..., list(np.flatnonzero(self.used))] = values
+        return whole
+
     def _columns(self, x: Any, u: Any) -> Float[Tensor, "*s d"]:
         """The values of the columns in use."""
         table = x if u is None else u

@@ -56,7 +56,7 @@ class Units:
     def observations(self, x: Any) -> Tensor | FileRows:
         """x in inner coordinates: an array, a table or mapping with the columns by name, frames."""
         if is_table(x):
-            x = self._columns(x)
+            x = self.observed(x)
         if isinstance(x, FileRows):
             return x.scaled(self.x.mean, self.x.scale)
         tensor = as_tensor(x, name="x").to(self.x.mean.device)
@@ -170,7 +170,7 @@ class Units:
                 f"the file does not say in which units its filter works ({error!r}). Train again."
             ) from error
 
-    def _columns(self, table: Any) -> Any:
+    def observed(self, table: Any) -> Any:
         """The observations of a table [T] or of one row: columns in the order of training, or x."""
         there = [str(name) for name in names_of(table)]
         names = self.x_names or ()
@@ -182,17 +182,32 @@ class Units:
                 "this filter knows no column names: it was trained on arrays or frames. Pass x as "
                 "an array, or as the entry 'x' of a mapping."
             )
-        if lost:
-            raise KbrError(
-                f"x has no column {', '.join(map(repr, lost))}; the filter was trained on "
-                f"{', '.join(names)}.{did_you_mean(lost, there)} There are: {', '.join(there)}."
-            )
-        twice = [name for name in names if there.count(name) > 1]
-        if twice:
-            raise KbrError(f"x has several columns {twice[0]!r}. Give each a name of its own.")
-        values = [numbers(table[name], name) for name in names]
+        values = _named(table, names, "x")
         whole = len(values) == 1 and values[0].ndim == 2  # a recording whose only column is x
         return values[0] if whole else np.stack(values, -1)
+
+    def latents(self, table: Any) -> np.ndarray:
+        """The latents of a table, by the names they had in training."""
+        if self.z_names is None:
+            raise KbrError(
+                "this filter knows no names of z: it was trained on arrays. Pass z as an array."
+            )
+        return np.stack(_named(table, self.z_names, "z"), -1)
+
+
+def _named(table: Any, names: Sequence[str], letter: str) -> list[np.ndarray]:
+    """The columns of these names."""
+    there = [str(name) for name in names_of(table)]
+    lost = [name for name in names if name not in there]
+    if lost:
+        raise KbrError(
+            f"{letter} has no column {', '.join(map(repr, lost))}; the filter was trained on "
+            f"{', '.join(names)}.{did_you_mean(lost, there)} There are: {', '.join(there)}."
+        )
+    twice = [name for name in names if there.count(name) > 1]
+    if twice:
+        raise KbrError(f"{letter} has several columns {twice[0]!r}. Give each a name of its own.")
+    return [numbers(table[name], name) for name in names]
 
 
 def did_you_mean(absent: Sequence[str], there: Sequence[str]) -> str:

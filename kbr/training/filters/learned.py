@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from kbr.core.errors import KbrError
 from kbr.core.features import Identity, RandomFourier
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult
 from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.filters.kernel.growing import goes_on
 from kbr.core.filters.kernel.held_out import measured
+from kbr.core.filters.kernel.more_rows import joined, recorded
 from kbr.core.filters.kernel.search import SCALE_BOUNDS, Space
 from kbr.core.filters.training_data import TrainingData
 from kbr.core.inputs import check_positive, check_sizes
@@ -128,14 +130,37 @@ class LearnedFilter(TrainedFilter):
         units = replace(self.units, x=Scaling.none(self._psi), x_names=None, sensors=None)
         return TrainingData(self._psi, self._z, self._lengths, (self._psi.shape[-1],), units)
 
+    def partial_fit(
+        self, x: Any, z: Any, *, time: Any = None, continues: bool = False, **about: Any
+    ) -> Self:
+        """More pairs for the kernel filter, see its `partial_fit`; the network stays as it is."""
+        if self._filter is None:
+            return self.fit(x, z, time=time, **about)
+        x, z, _, time = recorded(self.units, x, z, None, time)
+        several = isinstance(x, list | tuple) and hasattr(x[0], "shape")
+        psi = [self._features(self.units.observations(part)) for part in (x if several else [x])]
+        rows: Any = psi if several else psi[0]
+        self._filter.partial_fit(rows, z, time=time, continues=continues, **about)
+        return self
+
     def fitted_state(self) -> dict[str, Any]:
         state = {"psi": self._psi, "z": self._z, "lengths": self._lengths}
-        return {**state, "collapsed": self.collapsed}
+        data, more = self.kernel_filter.fitted.data, {}
+        if data.basis is not None:
+            new, begun = data.outside(range(data.basis)), goes_on(data, data.basis)
+            rows = {"psi": new.x, "z": new.z, "lengths": new.lengths, "goes_on": begun}
+            more = {"more": rows}
+        return {**state, "collapsed": self.collapsed, **more}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._psi, self._z, self.collapsed = state["psi"], state["z"], state["collapsed"]
         self._lengths = state.get("lengths", [len(self._z)])
-        self._filter = self._build_filter()
+        self._filter, more = self._build_filter(), state.get("more")
+        if more is not None:
+            fitted, about = self._filter.fitted, self._on_features()
+            rows = replace(about, x=more["psi"], z=more["z"], lengths=more["lengths"])
+            grown = fitted.grown(joined(fitted.data, rows, more["goes_on"]))
+            self._filter = KernelBayesFilter.of(grown)
 
     @property
     def kernel_filter(self) -> KernelBayesFilter:

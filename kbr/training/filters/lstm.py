@@ -16,12 +16,7 @@ class LSTMFilter(RecurrentFilter):
     Ref: Xu et al. 2022, section 5.3.
     """
 
-    # What serves this model best, where it differs: it settles later, underfits with dropout, and
-    # overfits where it goes on.
-    epochs: int = 400
-    slack: float = 0.0
     noise: float = 0.5
-    dropout: float | None = 0.0
     window: int = 10
 
     kind: ClassVar[str] = "kbr.lstm_filter"

@@ -65,6 +65,11 @@ class RecurrentFilter(TrainedFilter, ABC):
     answer is the training mean, with the variances of training. A subclass names its network.
     """
 
+    # What serves recurrences best, where it differs: they settle later, underfit with dropout, and
+    # overfit where they go on.
+    epochs: int = 400
+    slack: float = 0.0
+    dropout: float | None = 0.0
     hidden: int = 64
     gaps: float = 0.0
 

@@ -37,7 +37,8 @@ def compressed(fitted: Fitted, n_landmarks: int) -> Fitted:
         device=data.z.device,
     )
     scales = (choice.scale_x, choice.scale_z)
-    kernels = Builder(fitted.settings).fitted_kernels(data.x, data.z, scales)
+    first = data.founding  # bandwidths stay where rows were added later
+    kernels = Builder(fitted.settings).fitted_kernels(first.x, first.z, scales)
     ridges = {"eta": float(choice.eta), "lam_transition": float(choice.lam_transition)}
     kept, landmarks = choose_landmarks(kernels, data, n_landmarks, **ridges)
     # How far from the landmarks alone an observation may lie: they are fewer anchors.
@@ -50,6 +51,7 @@ def compressed(fitted: Fitted, n_landmarks: int) -> Fitted:
         z=data.z[kept],
         lengths=[len(kept)],
         landmarks=landmarks,
+        basis=None,
         reach=(fitted.reach.limit.sqrt() + farthest.sqrt()).square(),
     )
     rule = replace(fitted.settings.rule, kernel_x=kernels[0], kernel_z=kernels[1])

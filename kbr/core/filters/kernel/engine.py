@@ -14,7 +14,8 @@ embedding cost O(n rank) each. What remains is second = Psi' diag(r) Psi, in fou
 Shapes: *b data sets fitted together, s sequences (or ridges) filtered together in each.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -25,7 +26,7 @@ from kbr.core.features import FeatureMap, Features, pivot_triangle, take_rows
 from kbr.core.kernels import Kernel
 from kbr.core.linalg import pivoted_cholesky
 from kbr.core.rules import Rule
-from kbr.core.tables import at_rows, sum_rows, weighted_gram
+from kbr.core.tables import at_rows, blocks, extended, sum_rows, weighted_gram
 
 Points = Float[Tensor, "*b q dx"]
 Coordinates = Float[Tensor, "*b q c"]
@@ -34,9 +35,12 @@ State = Float[Tensor, "*b s p"]
 Query = Float[Tensor, "*b s c"]
 Ridge = Float[Tensor, "*b s"]
 Flags = Bool[Tensor, "*b s"]
+# Of points with these features over the pivots, and the part of each that is left out.
+Mixing = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 ENGINES = ("auto", "low_rank", "compressed", "active_set", "local")
 
+LEFT_OUT = 1e-9  # of k(x, x)^2: less is lost in rounding
 GROUP = 2**23  # numbers in the Gram matrices that are solved at once: 64 MB
 
 
@@ -69,12 +73,24 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Growing(Protocol):
+    """An update that more training observations can be added to: for `partial_fit`."""
+
+    def grown(self, x: Points, *, lam: float) -> Update:
+        """The same update with these too, after the others, for ridges of `lam` and more."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class LowRank:
     """second = Psi' diag(r) Psi by one product per sequence."""
 
     features: Features
     name: ClassVar[str] = "low_rank"
+
+    def grown(self, x: Points, *, lam: float) -> "LowRank":
+        return replace(self, features=self.features.grown(x))
 
     def observe(self, x: Points) -> Coordinates:
         return self.features(x)
@@ -94,7 +110,46 @@ class Compressed(LowRank):
 
     mixing: Float[Tensor, "*b n q"]
     pivots: Float[Tensor, "*b q d"]
+    mix: Mixing  # over the first pivots, `base` of them
+    base: int
     name: ClassVar[str] = "compressed"
+
+    def grown(self, x: Points, *, lam: float) -> LowRank:
+        """New points that the pivots leave out too much of become pivots themselves.
+
+        Too much is psi_i psi_i' off by half of lam: with less, second + n lam I stays positive. If
+        that makes twice the pivots or more, compression no longer pays.
+        """
+        update, left = self.filled(x)
+        whole = self.pivots.square().sum(-1).square().amax(-1, keepdim=True)
+        off = left > (LEFT_OUT * whole).clamp_min((lam / 2) ** 2)
+        n, rows = self.mixing.shape[-2], off.reshape(-1, off.shape[-1]).any(0).nonzero().squeeze(-1)
+        few = len(rows) + self.pivots.shape[-2] < 2 * self.base
+        return update.with_pivots(n + rows) if few else LowRank(update.features)
+
+    def filled(self, x: Points) -> tuple["Compressed", Float[Tensor, "*b m"]]:
+        """With more points over the same pivots, and what these leave out of each."""
+        n, more, left = self.mixing.shape[-2], x.shape[-2], []
+        psi, mixing = (extended(table, more) for table in (self.features.train, self.mixing))
+        mixing[..., n:, self.base :] = 0.0
+        for rows in blocks(more):
+            at, some = slice(n + rows.start, n + rows.stop), self.features(x[..., rows, :].double())
+            mixed, lost = self.mix(some)
+            psi[..., at, :], mixing[..., at, : self.base] = some, mixed
+            left.append(lost)
+        update = replace(self, features=replace(self.features, train=psi), mixing=mixing)
+        return update, torch.cat(left, -1)
+
+    def with_pivots(self, rows: Int[Tensor, "k"]) -> "Compressed":
+        """These points are pivots too, each over itself alone."""
+        if not len(rows):
+            return self
+        pivots = self.features.train.index_select(-2, rows).to(self.pivots)
+        mixing = self.mixing.index_fill(-2, rows, 0.0)
+        own = mixing.new_zeros(*mixing.shape[:-1], len(rows))
+        own[..., rows, torch.arange(len(rows), device=rows.device)] = 1.0
+        mixing, pivots = torch.cat([mixing, own], -1), torch.cat([self.pivots, pivots], -2)
+        return replace(self, mixing=mixing, pivots=pivots)
 
     def second(self, ratio: Weights) -> Float[Tensor, "*b s d d"]:
         wide = self.pivots.unsqueeze(-3)
@@ -109,6 +164,12 @@ class ActiveSet:
     points: Float[Tensor, "*b n dx"]
     gram: Float[Tensor, "*b n n"]
     name: ClassVar[str] = "active_set"
+
+    def grown(self, x: Points, *, lam: float) -> "ActiveSet":
+        points = torch.cat([self.points, x.to(self.points)], -2)
+        n, below = self.points.shape[-2], self.kernel(x.to(self.points), points)
+        right = torch.cat([self.gram, below[..., :n].mT], -1)
+        return replace(self, points=points, gram=torch.cat([right, below], -2))
 
     def observe(self, x: Points) -> Coordinates:
         return self.kernel(x, self.points)
@@ -140,9 +201,29 @@ def compress(features: Features, *, tolerance: float) -> Compressed:
     """
     psi = features.train
     factor, pivots = square_pivots(psi, tolerance=tolerance)
-    triangle, _ = pivot_triangle(factor, pivots)
+    triangle, used = pivot_triangle(factor, pivots)
     mixing = torch.linalg.solve_triangular(triangle, factor, upper=False, left=False)
-    return Compressed(features, mixing.contiguous(), take_rows(psi, pivots).contiguous())
+    few = take_rows(psi, pivots).contiguous()
+    mix = mixer(few, triangle, used)
+    return Compressed(features, mixing.contiguous(), few, mix, few.shape[-2])
+
+
+def mixer(
+    pivots: Float[Tensor, "*b q d"], triangle: Float[Tensor, "*b q q"], used: Bool[Tensor, "*b q"]
+) -> Mixing:
+    """The mixing of any point over the pivots.
+
+    Math: T(x) = K_qq^-1 k(q, x)^2 with K_qq the pivots' squared Gram matrix = triangle triangle';
+          it leaves out k(x, x)^2 - |triangle^-1 k(q, x)^2|^2.
+    """
+
+    def mixing(psi: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor]:
+        squared = (pivots @ psi.mT).square() * used.unsqueeze(-1)
+        half = torch.linalg.solve_triangular(triangle, squared, upper=False)
+        mixed = torch.linalg.solve_triangular(triangle.mT, half, upper=True).mT
+        return mixed, psi.square().sum(-1).square() - half.square().sum(-2)
+
+    return mixing
 
 
 def square_pivots(

@@ -22,7 +22,7 @@ from kbr.core.filters.kernel.large import is_large, tuning_part
 from kbr.core.filters.kernel.local import MEDIUM
 from kbr.core.filters.kernel.novelty import Reach
 from kbr.core.filters.kernel.operators import transition_pairs
-from kbr.core.filters.kernel.saving import SavedFilter
+from kbr.core.filters.kernel.partial import GrowingFilter, check_belief
 from kbr.core.filters.kernel.search import Choice, Progress, Space
 from kbr.core.filters.kernel.settings import AUTO
 from kbr.core.filters.kernel.step import Operators, Step
@@ -38,7 +38,7 @@ from kbr.core.units.sensors import FUSIONS
 from kbr.core.units.units import Units
 
 
-class KernelBayesFilter(SavedFilter):
+class KernelBayesFilter(GrowingFilter):
     """Filtering by kernel Bayes' rule, learned from sequences of pairs (x_t, z_t).
 
     What is None is chosen from the training data alone: eta by KuLSIF's leave-one-out, bandwidths
@@ -139,11 +139,11 @@ class KernelBayesFilter(SavedFilter):
         return self._choose(data, scored=True)
 
     def _choose(self, data: TrainingData, **options: Any) -> Choice:
-        if isinstance(self.rule.ratio, TransitionRatio) and (data.controls or data.sensors):
-            raise KbrError(
-                "TransitionRatio knows its dynamics, without controls, and takes no absent "
-                "sensors: leave out u and sensors."
-            )
+        if isinstance(self.rule.ratio, TransitionRatio):
+            if data.controls:
+                raise KbrError("TransitionRatio knows its dynamics, without controls: leave u out.")
+            if data.sensors is not None:
+                raise KbrError("TransitionRatio takes no absent sensors: leave sensors out.")
         if data.sensors is not None:
             if not self.rule.normalize:
                 raise KbrError("sensors need a rule that normalises its weights: see model=iw.")
@@ -206,6 +206,7 @@ class KernelBayesFilter(SavedFilter):
                 f"a step takes one observation x of shape {list(fitted.expected)}; got "
                 f"{list(x.shape)}. For whole sequences use filter(x)."
             )
+        check_belief(belief, operators)
         recent, x = fitted.window(belief.recent, x)
         row, seen = x.reshape(fitted.row), None
         if isinstance(fitted.reach, Reach) and math.isfinite(row.sum()):  # so is every number in it
@@ -228,6 +229,7 @@ class KernelBayesFilter(SavedFilter):
         return self._belief(after, since, belief.steps + 1, belief.stretch, recent)
 
     def _ahead(self, belief: KernelBelief, steps: int, *u: Tensor) -> KernelBelief:
+        check_belief(belief, self.operators)
         moves = self._moves(u, steps) if self.operators.controls else None
         nothing = belief.state.new_full(self.fitted.expected, torch.nan)
         for step in range(steps):

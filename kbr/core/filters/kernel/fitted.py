@@ -11,6 +11,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Answering, KernelFilterResult
 from kbr.core.filters.kernel.building import Builder, latent_tolerance, observation_tolerance
+from kbr.core.filters.kernel.growing import grown
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.landmarks import landmark_operators, landmark_tolerance
 from kbr.core.filters.kernel.large import is_large, large_operators, tuning_part
@@ -52,14 +53,14 @@ class Fitted:
 
     def __post_init__(self) -> None:
         """What every step asks for, once: shapes, lam, units, what is familiar."""
-        data, n = self.data, self.data.z.shape[-2]
-        batch, x = data.z.shape[:-2], data.observed
+        data, n = self.data, self.data.basis or self.n
+        batch, (x, more) = data.z.shape[:-2], data.observed.tensor_split([n], -2)
         cut = validation_start(n) if n >= MINIMUM_STEPS else n
         reach: Reach | SensorReach
         if data.sensors is not None:
             reach = SensorReach.of(data.sensors, x, cut)
         else:
-            reach = reach_of(x, x[..., cut:, :], cut)
+            reach = reach_of(x, x[..., cut:, :], cut).joined(more)
             reach = reach if data.reach is None else replace(reach, limit=data.reach)
         units = Units.none(data.z) if data.units is None else data.units
         one = data.shape
@@ -84,6 +85,8 @@ class Fitted:
         Math: see `Operators`; which of their kinds is a matter of the number of points, and of
         whether the filter is compressed.
         """
+        if data.basis is not None:
+            return cls.build(settings, data.founding).grown(data)
         scale_u = 1.0 if data.choice.scale_u is None else data.choice.scale_u
         builder = Builder(settings, scale_u=scale_u).floored(data.choice.floor)
         data = replace(data, sensors=data.choice.sensors)
@@ -103,6 +106,16 @@ class Fitted:
     def changed(self, **parts: Any) -> "Fitted":
         """With other parts of the data that do not touch the operators."""
         return replace(self, data=replace(self.data, **parts))
+
+    @property
+    def founding(self) -> "Fitted":
+        """What it was before rows were added: see `grown`."""
+        return self if self.data.basis is None else Fitted.build(self.settings, self.data.founding)
+
+    def grown(self, data: FittedData) -> "Fitted":
+        """The same features and hyper-parameters for these data, which begin with its own."""
+        operators, latents = grown(self.operators, self.latents, data)
+        return replace(self, data=data, operators=operators, latents=latents)
 
     def without(self, block: range) -> "Fitted":
         """The same hyper-parameters fitted to the rows outside the block, observations flat."""
@@ -201,7 +214,7 @@ def _operators(builder: Builder, x: Tensor, data: FittedData) -> tuple[Operators
     lift = builder.lift(latents.train, data, lift_tolerance(eta))
     operators = builder.operators(update, latents, z, data.lengths, lift=lift, **ridges)
     known = isinstance(rule.ratio, TransitionRatio)
-    return operators, None if known else latents.function
+    return operators, None if known else latents
 
 
 def _reshaped(result: KernelFilterResult, sequences: tuple[int, ...]) -> KernelFilterResult:

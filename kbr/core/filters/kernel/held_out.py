@@ -60,10 +60,11 @@ def measured(
     Settings were chosen for the validation block, so its errors are a little too small: the first
     block of the data is taken too, unless observations are features that have seen it. `correct`
     gives what corrects the means of a block. Of very many training points a block is so small a
-    part that the filter itself stands for the one without it.
+    part that the filter itself stands for the one without it. Steps that were added after the fit
+    are not among those held out.
     """
     rows, lam = [], fitted.data.choice.lam
-    for block, operators, pieces in _held_out(fitted, first_too=first_too):
+    for block, operators, pieces in _held_out(fitted.founding, first_too=first_too):
         mend = None if correct is None else correct(block)
         rows.append(filter_rows(operators, lam, pieces, mend, fitted.data.history))
     return fitted.changed(calibration=calibrated_rows(fitted.units.z, rows)) if rows else fitted
@@ -73,10 +74,11 @@ def smoothing_measured(fitted: Fitted) -> Fitted:
     """The same for smoothed beliefs; what is known already stays."""
     if fitted.data.smoothing is not None or fitted.n < MINIMUM_STEPS:
         return fitted
+    first = fitted.founding
     known, choice = fitted.data.calibration, fitted.data.choice
     # Held-out steps of more than one block: the first one was fit to be held out too.
-    both = known is not None and max(known.counts) > len(validation_block(fitted.n))
-    local = isinstance(fitted.operators.update, Local)  # each block has gaps of a length of its own
+    both = known is not None and max(known.counts) > len(validation_block(first.n))
+    local = isinstance(first.operators.update, Local)  # each block has gaps of a length of its own
     rows = [
         smoother_rows(
             operators,
@@ -86,7 +88,7 @@ def smoothing_measured(fitted: Fitted) -> Fitted:
             history=fitted.data.history,
             gaps=GAPS[k::BLOCKS] if local and both else GAPS,
         )
-        for k, (_, operators, pieces) in enumerate(_held_out(fitted, first_too=both))
+        for k, (_, operators, pieces) in enumerate(_held_out(first, first_too=both))
     ]
     return fitted.changed(smoothing=calibrated_rows(fitted.units.z, rows)) if rows else fitted
 

@@ -7,7 +7,7 @@ alone, which choose as well.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,17 +19,28 @@ from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap, Features, PivotedCholesky, pivot_triangle, take_rows
 from kbr.core.filters.kernel.building import LATENT_RANK as LOCAL_RANK
 from kbr.core.filters.kernel.building import Builder
-from kbr.core.filters.kernel.engine import Compressed, LowRank, Update, square_pivots
+from kbr.core.filters.kernel.engine import (
+    Compressed,
+    LowRank,
+    Mixing,
+    Update,
+    mixer,
+    square_pivots,
+)
 from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.lift import RANK, lift_tolerance
 from kbr.core.filters.kernel.local import Local, LocalOperators, local_note
-from kbr.core.filters.kernel.operators import LatentSums, LearnedOperators, learned_operators
+from kbr.core.filters.kernel.operators import (
+    LatentSums,
+    LearnedOperators,
+    learned_operators,
+    lifted_sums,
+)
 from kbr.core.filters.sequences import Sequences, lengths_outside
 from kbr.core.io.memory import check_memory
 from kbr.core.kernels import Kernel
 from kbr.core.tables import blocks
 
-Mixing = Callable[[Tensor], Tensor]
 LARGE = 20_000  # points above which a filter is built here
 RECENT = 10_000  # last points on which hyper-parameters are chosen
 SUBSET = 20_000  # evenly spaced points among which pivots are found
@@ -73,7 +84,7 @@ def large_operators(
     lam: float,
     eta: Tensor,
     lam_transition: Tensor,
-) -> tuple[LearnedOperators, Callable[[Tensor], Tensor]]:
+) -> tuple[LearnedOperators, Features]:
     """All operators of a filter, and the features of latents.
 
     `scales` are those of x and z, `lam` the smallest ridge in use. Factors are exact to a tenth of
@@ -104,9 +115,9 @@ def large_operators(
         note_x, make = local_note(n), partial(_local, kernel, x)
     else:
         observed, note_x = _pivots(map_x, x, limit=OBSERVATION_RANK, name="x")
-        mixer = _mixer(engine, observed, lam)
-        columns += observed.train.shape[-1] + (0 if mixer is None else mixer[0].shape[-2])
-        make = partial(_update, observed, mixer, x)
+        mixing = _mixing(engine, observed, lam)
+        columns += observed.train.shape[-1] + (0 if mixing is None else mixing[0].shape[-2])
+        make = partial(tabulated, observed, mixing, x)
     trials = math.prod(batch)
     check_memory(
         trials * n * _row_bytes(columns),
@@ -114,14 +125,14 @@ def large_operators(
         advice="Lower n_train, or fit fewer data sets at once (trials).",
         device=z.device,
     )
-    phi, sums = _latent_table(latents, z, lengths)
+    phi, sums = latent_table(latents, z, lengths)
     lift = builder.lift(phi, data, lift_tolerance(ridge))
     operators = learned_operators(
         builder.rule,
         make(),
         z,
         phi,
-        sums,
+        lifted_sums(sums, lift, phi, lengths),
         lengths,
         eta=eta,
         lam_transition=lam_transition,
@@ -129,7 +140,8 @@ def large_operators(
         lift=lift,
     )
     cells = local and z.ndim == 2
-    return LocalOperators.of(operators, latents) if cells else operators, latents.function
+    made = LocalOperators.of(operators, latents) if cells else operators
+    return made, replace(latents, train=phi)
 
 
 def _local(kernel: Kernel, x: Tensor) -> Update:
@@ -163,10 +175,9 @@ def _pivots(
     )
 
 
-def _mixer(engine: str, observed: Features, lam: float) -> tuple[Tensor, Mixing] | None:
+def _mixing(engine: str, observed: Features, lam: float) -> tuple[Tensor, Mixing] | None:
     """Pivots of the squared Gram matrix, and the mixing of any point over them.
 
-    Math: T(x) = K_qq^-1 k(q, x)^2 with K_qq the pivots' squared Gram matrix = triangle triangle'.
     None where the pivots are not few enough for compression to pay.
     """
     if engine == "low_rank" or (engine == "auto" and lam < SMALLEST_LAM):
@@ -176,37 +187,30 @@ def _mixer(engine: str, observed: Features, lam: float) -> tuple[Tensor, Mixing]
     factor, rows = square_pivots(psi, tolerance=max(1e-9, 1e-3 * lam**2), max_rank=limit)
     if limit is not None and rows.shape[-1] == limit:
         return None
-    pivots, (triangle, used) = take_rows(psi, rows).contiguous(), pivot_triangle(factor, rows)
-
-    def mixing(some: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m q"]:
-        squared = (pivots @ some.mT).square() * used.unsqueeze(-1)
-        return torch.cholesky_solve(squared, triangle).mT
-
-    return pivots, mixing
+    pivots = take_rows(psi, rows).contiguous()
+    return pivots, mixer(pivots, *pivot_triangle(factor, rows))
 
 
-def _update(observed: Features, mixer: tuple[Tensor, Mixing] | None, x: Tensor) -> Update:
+def tabulated(observed: Features, mixing: tuple[Tensor, Mixing] | None, x: Tensor) -> Update:
     """The update with its tables of features, and of mixing where it is compressed."""
-    *batch, n, _ = x.shape
-    pivots, mix = (None, None) if mixer is None else mixer
-    psi = x.new_empty(*batch, n, observed.train.shape[-1], dtype=STORED)
-    mixing = x.new_empty(*batch, n, 0 if pivots is None else pivots.shape[-2], dtype=STORED)
-    for rows in blocks(n):
-        some = observed(x[..., rows, :].to(torch.float64))
-        psi[..., rows, :] = some
-        if mix is not None:
-            mixing[..., rows, :] = mix(some)
-    features = replace(observed, train=psi)
-    return LowRank(features) if pivots is None else Compressed(features, mixing, pivots)
+    empty = replace(observed, train=observed.train[..., :0, :].to(STORED))
+    if mixing is None:
+        return LowRank(empty.grown(x))
+    pivots, mix = mixing
+    none = pivots.mT[..., :0, :].to(STORED)
+    return Compressed(empty, none, pivots, mix, pivots.shape[-2]).filled(x)[0]
 
 
-def _latent_table(
-    latents: Features, z: Float[Tensor, "*b n dz"], lengths: Sequence[int]
+def latent_table(
+    latents: Features,
+    z: Float[Tensor, "*b n dz"],
+    lengths: Sequence[int],
+    dtype: torch.dtype = STORED,
 ) -> tuple[Float[Tensor, "*b n p"], LatentSums]:
-    """Features of all latents in float32, and their second moments in float64."""
+    """Features of all latents, and their second moments in float64."""
     *batch, n, _ = z.shape
     p = latents.train.shape[-1]
-    phi = z.new_empty(*batch, n, p, dtype=STORED)
+    phi = z.new_empty(*batch, n, p, dtype=dtype)
     total, cross = (z.new_zeros(*batch, p, p) for _ in range(2))
     last = z.new_zeros(*batch, 1, p)
     ends = torch.tensor(lengths, device=z.device).cumsum(0)

@@ -5,7 +5,7 @@ coordinates alone.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +15,7 @@ from kbr.core.features import pivot_triangle, take_rows
 from kbr.core.filters.kernel.engine import State
 from kbr.core.kernels import Kernel
 from kbr.core.linalg import pivoted_cholesky
-from kbr.core.tables import blocks
+from kbr.core.tables import blocks, extended
 
 Control = Float[Tensor, "*b s du"]
 PAIRS = 20_000  # evenly spaced steps among which landmarks are found
@@ -77,18 +77,28 @@ class Lift:
         triangle, used = pivot_triangle(factor, pivots)
         unit = torch.diag_embed(used.to(triangle.dtype))
         inverse: Tensor = torch.linalg.solve_triangular(triangle, unit, upper=False)
-        lift = cls(
+        empty = cls(
             kernel,
-            u,
+            u[..., :0, :],
             tolerance,
             take_rows(few, pivots).contiguous(),
             kernel.anchored(take_rows(few_u, pivots)),
             inverse.mT.contiguous(),
-            phi.new_empty(*phi.shape[:-1], pivots.shape[-1]),
+            phi.new_empty(*phi.shape[:-2], 0, pivots.shape[-1]),
         )
-        for part in blocks(k):
-            lift.rows[..., part, :] = lift(phi[..., part, :].double(), u[..., part, :])
-        return lift
+        return empty.of_steps(phi, u)
+
+    def of_steps(self, phi: Float[Tensor, "*b k p"], u: Float[Tensor, "*b k du"]) -> "Lift":
+        """The same landmarks for other training steps."""
+        rows = extended(self.rows[..., :0, :], phi.shape[-2])
+        for part in blocks(phi.shape[-2]):
+            rows[..., part, :] = self(phi[..., part, :].double(), u[..., part, :])
+        return replace(self, u=u, rows=rows)
+
+    def joined(self, more: "Lift") -> "Lift":
+        """With the steps of another lift of the same landmarks."""
+        u, rows = torch.cat([self.u, more.u], -2), torch.cat([self.rows, more.rows], -2)
+        return replace(self, u=u, rows=rows)
 
     def __call__(self, state: State, u: Control) -> Float[Tensor, "*b s q"]:
         near = self.near(u)

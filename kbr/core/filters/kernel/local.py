@@ -59,6 +59,9 @@ class Local:
     def observe(self, x: Points) -> Coordinates:
         return x
 
+    def grown(self, x: Points, *, lam: float) -> "Local":
+        return Local(self.kernel, torch.cat([self.points, x.to(self.points)], -2))
+
     def weights(self, rule: Rule, ratio: Weights, query: Query, lam: Ridge) -> Weights:
         n = ratio.shape[-1]
         if ratio.ndim == 2:

@@ -1,6 +1,6 @@
 """Which observations are like none of training: those say nothing about the latent."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -32,6 +32,13 @@ class Reach:
             distance: Tensor = torch.linalg.vector_norm(self.anchors - x, dim=-1)
             return distance.amin(-1, keepdim=True) <= self.radius
         return squared_distances(x, self.anchors).amin(-1) <= self.limit.unsqueeze(-1)
+
+    def joined(self, x: Float[Tensor, "*b n dx"]) -> "Reach":
+        """With training observations that were added later: as near to these is as good."""
+        if not x.shape[-2]:
+            return self
+        anchors = torch.cat([self.anchors, _evenly(x).to(self.anchors)], -2)
+        return replace(self, anchors=anchors)
 
 
 def reach_of(

@@ -154,10 +154,11 @@ def learned_operators(
     notes: tuple[str, ...] = (),
     lift: Lift | None = None,
 ) -> LearnedOperators:
-    """All operators of a filter, for training sequences of the given lengths laid end to end."""
+    """All operators of a filter, for training sequences of the given lengths laid end to end.
+
+    `sums` are those of the features that `lift` makes, where there is one.
+    """
     before, after = (rows.to(z.device) for rows in transition_pairs(lengths))
-    if lift is not None:
-        sums, notes = replace(sums, **lift.sums(phi, after)), (*notes, *lift.notes)
     own = None
     if isinstance(rule.ratio, FilterRatio):
         own = rule.ratio.for_filter(phi, z.new_zeros(z.shape[:-2]) + eta)
@@ -172,10 +173,20 @@ def learned_operators(
         before=before,
         after=after,
         own=own,
-        notes=notes,
+        notes=notes if lift is None else (*notes, *lift.notes),
         lift=lift,
         **_dynamics(sums, len(before), lam_transition),
     )
+
+
+def lifted_sums(
+    sums: LatentSums, lift: Lift | None, phi: Float[Tensor, "*b n p"], lengths: Sequence[int]
+) -> LatentSums:
+    """The same where controls move the latents: of the steps' lifted features."""
+    if lift is None:
+        return sums
+    _, after = transition_pairs(lengths)
+    return replace(sums, **lift.sums(phi, after.to(phi.device)))
 
 
 def dense_operators(
@@ -190,6 +201,7 @@ def dense_operators(
     phi = latents.train
     early, late = (phi.index_select(-2, rows.to(z.device)) for rows in transition_pairs(lengths))
     sums = LatentSums(phi.mT @ phi, early.mT @ early, late.mT @ late, early.mT @ late)
+    sums = lifted_sums(sums, dynamics.get("lift"), phi, lengths)
     return learned_operators(rule, update, z, phi, sums, lengths, **dynamics)
 
 

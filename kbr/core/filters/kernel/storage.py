@@ -11,7 +11,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.landmarks import Landmarks
 from kbr.core.filters.kernel.search import CHOICES, Choice, Edge
-from kbr.core.filters.sequences import Sequences
+from kbr.core.filters.sequences import Sequences, lengths_outside, outside
 from kbr.core.uncertainty.calibration import Calibration
 from kbr.core.units.sensors import Sensors
 from kbr.core.units.units import Units
@@ -48,6 +48,17 @@ class FittedData(Sequences):
     smoothing: Calibration | None = None
     reach: Float[Tensor, "*b"] | None = None  # of novelty.Reach; None: from the observations
     units: Units | None = None  # None: numbers as they are
+    basis: int | None = None  # features are made from so many rows, the first; None: from all
+
+    @property
+    def founding(self) -> "FittedData":
+        """The rows that features are made from: those of the fit, without any added later."""
+        n = self.z.shape[-2]
+        if self.basis is None or self.basis == n:
+            return replace(self, basis=None)
+        block = range(self.basis, n)
+        x, z = (outside(rows, block) for rows in (self.x, self.z))
+        return replace(self, x=x, z=z, lengths=lengths_outside(self.lengths, block), basis=None)
 
     def to(self, device: str | torch.device) -> "FittedData":
 
@@ -90,6 +101,7 @@ def pack(data: FittedData) -> dict[str, Any]:
         "compression": data.compression and dict(vars(data.compression)),
         "reach": data.reach,
         "units": data.units and data.units.record(),
+        "basis": data.basis,
     }
     return content | {name: value for name, value in optional.items() if value is not None}
 
@@ -120,7 +132,8 @@ def unpack(content: object) -> FittedData:
         assert history > 0
         assert history == 1 or shape[0] % history == 0
         assert 0 <= rates < z.shape[-1]
-        landmarks = content.get("landmarks")
+        landmarks, basis = content.get("landmarks"), content.get("basis")
+        assert basis is None or (type(basis) is int and 0 < basis <= z.shape[-2])
         if landmarks is None:
             assert sum(lengths) == z.shape[-2]
         else:
@@ -152,6 +165,7 @@ def unpack(content: object) -> FittedData:
             rates=rates,
             controls=controls,
             sensors=sensors,
+            basis=basis,
         )
     except KbrError:
         raise

@@ -86,6 +86,15 @@ class RefinedFilter(TrainableFilter):
 
         return measured(fitted, correct=without)
 
+    def partial_fit(
+        self, x: Any, z: Any, *, time: Any = None, continues: bool = False, **about: Any
+    ) -> "RefinedFilter":
+        """More pairs for the kernel filter: see its `partial_fit`; the readout stays."""
+        if self._parts is None:
+            return self.fit(x, z, time=time, **about)
+        self.kernel_filter.partial_fit(x, z, time=time, continues=continues, **about)
+        return self
+
     @property
     def kernel_filter(self) -> KernelBayesFilter:
         """The refined filter without the readout: an ordinary one, to save, compress or export."""
