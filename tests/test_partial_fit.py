@@ -55,7 +55,8 @@ def grown(filt, x, z):
 
 
 def answers(filt, x):
-    """Means and covariances of all that a filter answers."""
+    """Means and raw covariances of all that a filter answers: before calibration."""
+    filt = KernelBayesFilter.of(filt.fitted.changed(smoothing=filt.calibration))
     belief = filt.init()
     for row in x[:4]:
         belief = filt.step(belief, row)

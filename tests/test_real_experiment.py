@@ -66,8 +66,8 @@ def test_a_quick_walk(root, tmp_path):
     words = ["data=battery,uwb_plaza2", "model=iw,knn"]
     _, folder = sweep(root, tmp_path, *words)
     check_tables(folder, ["battery", "uwb_plaza2"], ["iw", "knn"])
-    said = "this model takes no control inputs: moved_1, moved_2 further columns of x"
-    assert said in _notes(folder, "uwb_plaza2", "knn")
+    said = "this model takes no control inputs: they are in x already"
+    assert said in _notes(folder, "battery", "knn")
     assert not any("takes no control" in note for note in _notes(folder, "battery", "iw"))
     done, _ = sweep(root, tmp_path, *words)
     assert done.stdout.count("already finished") == 4
@@ -103,6 +103,7 @@ def _notes(sweep, data, model):
 @pytest.mark.parametrize("data", ["battery", "uwb_plaza2"])
 def test_what_a_run_says_and_an_evaluation_finds_again(root, tmp_path, data):
     keys = [f"data={data}", f"data.root={root}", "data.rows=80", "model=kalman_regression"]
+    keys += ["data.controls=true"]
     done = call(*keys, "logger=csv", f"hydra.run.dir={tmp_path}/run", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "takes no control inputs" in done.stdout

@@ -143,6 +143,7 @@ def test_uwb_plaza(site, counts):
     held, since = whole.x[:, :4], whole.x[:, 4:].reshape(-1, 4, 2)
     assert whole.x_names[4:6] == ("beacon 0 since_1", "beacon 0 since_2") or site == "Plaza2"
     assert (since[np.isfinite(x)] == 0).all()  # a range that came just now
+    np.testing.assert_array_equal(np.isnan(since).all(-1), np.isnan(held))
     beacon = np.flatnonzero(np.isfinite(x[:, 0]))[:2]  # its first two answers
     np.testing.assert_allclose(
         since[beacon[1] - 1, 0], found.u[beacon[0] + 1 : beacon[1]].sum(0), atol=1e-9
@@ -178,7 +179,9 @@ def test_each_is_a_task(name):
     if name == "uwb_plaza":  # further columns, and it is said; absent sensors, or whole rows
         keys = {**SETTINGS[name], **gap, "sensors": True}
         parted = tasks.uwb_plaza(name=name, root=str(ROOT), **keys)
-        assert parted.filter_units.sensors is not None
+        sensors = parted.filter_units.sensors
+        assert sensors is not None
+        assert len(sensors.names) == 4
         assert parted.parts.train_rows.size >= problem.parts.train_rows.size
         np.testing.assert_array_equal(
             parted.suited(SimpleNamespace(name="lstm")).recording.x, other.recording.x

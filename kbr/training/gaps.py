@@ -1,6 +1,7 @@
 """Frames that are missing: what stands in for them, and some that are hidden on purpose."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,10 +28,9 @@ def random_gaps(lengths: Sequence[int], share: float) -> Bool[Tensor, "t"]:
     rows = sum(lengths)
     ends = torch.rand(rows, device="cpu") < 1 / MEAN_GAP
     begins = torch.rand(rows, device="cpu") < share / ((1 - share) * MEAN_GAP)
-    starts = torch.zeros(rows, dtype=torch.bool)
-    starts[torch.tensor([0, *lengths[:-1]]).cumsum(0)] = True
+    starts = set(accumulate(lengths, initial=0))
     seen, now = [], True
-    for first, end, begin in zip(starts.tolist(), ends.tolist(), begins.tolist(), strict=True):
-        now = first or (not begin if now else end)
+    for row, (end, begin) in enumerate(zip(ends.tolist(), begins.tolist(), strict=True)):
+        now = row in starts or (not begin if now else end)
         seen.append(now)
-    return torch.tensor(seen)
+    return torch.tensor(seen, device="cpu")

@@ -22,6 +22,7 @@ from kbr.app.recordings.read import Source
 from kbr.app.recordings.recording import Recording
 from kbr.app.recordings.split import Splitting
 from kbr.app.recordings.task import OwnData
+from kbr.core.units.sensors import Sensors, sensors_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,6 @@ class RealData(OwnData):
     measure: Measure
     story: Callable[[Path, OwnData, Any], None]  # into a file, of the problem and a filter
     rows: int | None  # at most so many training rows, evenly thinned
-    whole: RealSource  # for models that take no absent sensors
 
     def suited(self, method: Any) -> OwnData:
         """Models without controls see them as columns of x, those without sensors whole rows."""
@@ -62,8 +62,17 @@ class RealData(OwnData):
         if not getattr(method, "takes_controls", False):
             found = replace(found, controls_in_x=True)
         if self.sensors is not None and not getattr(method, "takes_sensors", False):
-            found = replace(found, sensors=None, source=self.whole)
+            found = replace(found, sensors=None, source=replace(self.source, parted=False))
         return found
+
+    def _sensors(self) -> Sensors | None:
+        """Columns that begin with the same name are one sensor."""
+        if self.sensors is None:
+            return None
+        groups: dict[str, list[str]] = {}
+        for name in self.recording.x_names:
+            groups.setdefault(name.partition(plaza.SINCE)[0], []).append(name)
+        return sensors_of(groups, self.recording.x_names, [False] * len(self.recording.x_names))
 
     def _steps(self, recording: Recording) -> Recording:
         steps = super()._steps(recording)
@@ -86,17 +95,14 @@ def _task(
     circular: Sequence[str] = (),
     resample: float | None = None,
     added: Sequence[str] = (),
-    parted: Callable[[], RealRecording] | None = None,
+    sensors: bool = False,
     **source: Any,
 ) -> OwnData:
-    """`parted` is the reader for models that know absent sensors, where columns are such."""
-    whole = RealSource(path=root, reader=reader, **source)
     return RealData(
         name=name,
         rows=rows,
-        whole=whole,
-        source=whole if parted is None else replace(whole, reader=parted, parted=True),
-        sensors=None if parted is None else "each",
+        source=RealSource(path=root, reader=reader, parted=sensors, **source),
+        sensors="each" if sensors else None,
         splitting=Documented(**keys),
         circular=circular,
         angle_unit="radians",
@@ -190,7 +196,7 @@ def uwb_plaza(
     return _task(
         name,
         lambda: read_uwb_plaza(root, site=site, hold=hold),
-        parted=(lambda: read_uwb_plaza(root, site=site)) if sensors else None,
+        sensors=sensors,
         root=root,
         rows=rows,
         keys=keys,

@@ -27,6 +27,7 @@ SITES = ("Plaza1", "Plaza2")
 TRAIN_SHARE = 0.6
 MAX_BYTES = 10**8
 U = ("moved_1", "moved_2")  # m
+SINCE = " since_"  # columns of the way moved since the range of a beacon came
 LOOK = 8  # rows, over which reckoned and true ways are compared
 
 
@@ -50,9 +51,9 @@ def uwb_plaza(root: str | Path | None, *, site: str = "Plaza1", hold: float = 0.
     x, came = _held(time, [ranges[ranges[:, 2] == k] for k in beacons], hold)
     names = [f"beacon {k}" for k in beacons]
     if hold:
-        since = way[:, None] - way[came]  # [T, beacons, 2]
+        since = np.where(np.isnan(x)[..., None], np.nan, way[:, None] - way[came])
         x = np.hstack([x, since.reshape(rows, -1)])
-        names += [f"{name} since_{k}" for name in names for k in (1, 2)]
+        names += [f"{name}{SINCE}{k}" for name in names for k in (1, 2)]
     recording = Recording(
         kind="mat",
         x=x,

@@ -103,7 +103,8 @@ def _sensors(
     builder: Builder, sensors: Sensors, row_of: RowOf, best: Best, scale_u: Tensor | None
 ) -> Sensors:
     """The sensors' scales and fusion where all else is best, whose error `best` then has."""
-    everyone, moves = torch.zeros(1, dtype=torch.long), 1.0 if scale_u is None else scale_u.view(1)
+    everyone = torch.zeros_like(best.error, dtype=torch.long)
+    moves = 1.0 if scale_u is None else scale_u.view(1)
 
     def error(tried: Sensors) -> float:
         row = row_of(everyone, best.scale, moves, tried)(best.lam.unsqueeze(-1))
