@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).resolve().parent.parent
 EPOCHS = (4, 24)  # two trainings: their difference is what so many epochs take
@@ -63,7 +64,9 @@ def training() -> float:
 
     def trained(epochs: int) -> None:
         filt = LearnedFilter(epochs=epochs, val_every=1000)
-        filt.fit(data.x_train, data.z_train, trainer={"accelerator": "cpu"})
+        with TemporaryDirectory() as folder:
+            trainer = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+            filt.fit(data.x_train, data.z_train, folder=Path(folder), trainer=trainer)
 
     trained(2)
     short, long = (seconds(lambda e=epochs: trained(e)) for epochs in EPOCHS)  # type: ignore[misc]

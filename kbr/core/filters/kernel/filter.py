@@ -206,7 +206,8 @@ class KernelBayesFilter(GrowingFilter):
                 f"a step takes one observation x of shape {list(fitted.expected)}; got "
                 f"{list(x.shape)}. For whole sequences use filter(x)."
             )
-        check_belief(belief, operators)
+        if belief.table is not operators.readout:  # of another filter, it seems
+            check_belief(belief, operators)
         recent, x = fitted.window(belief.recent, x)
         row, seen = x.reshape(fitted.row), None
         if isinstance(fitted.reach, Reach) and math.isfinite(row.sum()):  # so is every number in it
