@@ -18,7 +18,9 @@ FILES = ("results.csv", "summary.csv", "table.txt", "report.html")
 
 def rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "results.csv").open() as file:
-        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+        return [
+            {k: v for k, v in row.items() if "seconds" not in k} for row in csv.DictReader(file)
+        ]
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:

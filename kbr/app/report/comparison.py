@@ -165,7 +165,8 @@ def _comparisons(title: str, runs: list[Run], problems: list[str]) -> list[Compa
     keys = varied_keys(runs)
     trials = _trials(runs, keys)
     values = {name: {row.get(name) or None for row, _ in trials} for name in COLUMNS.values()}
-    columns = [name for name in values if len(values[name] - {None}) > 1] + keys
+    given = {name for key, name in COLUMNS.items() if _is_given_once(runs, key)}
+    columns = [n for n in values if len(values[n] - {None}) > 1 and n not in given] + keys
     wanted = [*filter(None, [figure.get("x")]), *columns]
     x = next((c for c in wanted if all(is_number(row.get(c)) for row, _ in trials)), None)
     of_data = {*COLUMNS.values(), *(key for key in keys if key.startswith("data."))}
@@ -176,6 +177,19 @@ def _comparisons(title: str, runs: list[Run], problems: list[str]) -> list[Compa
         row["model"] = " ".join([row["model"], *(names[c] for c in names if c not in of_data)])
         parts.setdefault(row["data"], []).append((row, run))
     return [_comparison(data, x, figure, mine, problems) for data, mine in parts.items()]
+
+
+def _is_given_once(runs: Sequence[Run], key: str) -> bool:
+    """Whether all configs agree in a key: where its column differs, that is the models' doing.
+
+    Of a recording, a model that knows absent sensors has more training rows than others.
+    """
+    group, _, name = key.partition(".")
+    known = [run.config.get(group) for run in runs]
+    return (
+        all(isinstance(part, dict) and name in part for part in known)
+        and len({_plain(part[name]) for part in known if isinstance(part, dict)}) == 1
+    )
 
 
 def _comparison(
