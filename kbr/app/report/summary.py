@@ -148,7 +148,12 @@ def summarize(
 
 
 def _others(trials: Sequence[Mapping[str, str]]) -> tuple[tuple[str, float], ...]:
-    """Means of what else was measured in all of these trials."""
+    """Means of what else was measured in all trials, where their error has a unit.
+
+    Elsewhere a summary stays the same whenever it is made: CPU seconds never are.
+    """
+    if not all(row.get("measure") for row in trials):
+        return ()
     there = [name for name in OTHERS if all(is_number(row.get(name)) for row in trials)]
     return tuple((name, float(np.mean([float(row[name]) for row in trials]))) for name in there)
 
