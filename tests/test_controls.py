@@ -277,7 +277,7 @@ def test_what_does_not_fit_is_refused(filt, tmp_path):
     with pytest.raises(KbrError, match="takes no control inputs"):
         RefinedFilter().fit(x, z, u=u)
     rule = ImportanceWeightedRule(ratio=TransitionRatio(model=Rotation().state_space()), lam=1e-2)
-    with pytest.raises(KbrError, match="leave out u"):
+    with pytest.raises(KbrError, match="leave u out"):
         KernelBayesFilter(rule=rule).fit(x, z, u=u)
 
 
