@@ -98,7 +98,7 @@ def test_a_constant_latent_has_no_variance_to_explain():
 
 def test_grids_over_sequences_and_along_one():
     """Sequences as rows of lists; one sequence by its past and future."""
-    xs, zs = ([part[k : k + 40] for k in range(0, 160, 40)] for part in (X, Z))
+    xs, zs = ([part[k : k + 30] for k in range(0, 120, 30)] for part in (X, Z))
     grid = {"rule__lam": [0.1, 10.0]}
     search = GridSearchCV(KernelBayesFilter(scales=(0.5,)), grid, cv=2, error_score="raise")
     search.fit(xs, zs)

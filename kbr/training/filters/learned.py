@@ -122,7 +122,7 @@ class LearnedFilter(TrainedFilter):
         """Those of the network, and of the kernel filter on its features."""
         own, space, fitted = super()._facts(), self._space, self.kernel_filter.fitted
         grids = {
-            "scale": grid_of(space.scales, space.scale_bounds),
+            "scale_z": grid_of(space.scales, space.scale_bounds),
             "lam": grid_of(space.lams, space.lam_bounds),
             "eta": grid_of(self.etas or (), None if self.etas else ETA_BOUNDS),
             "lam_transition": ("as eta", None),

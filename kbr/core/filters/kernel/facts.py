@@ -37,11 +37,9 @@ def kernel_facts(
     choice, update = data.choice, operators.update
     grids = grids_of(fitted.settings, data.observed.shape[-1]) if grids is None else grids
     error = choice.val_mse
-    founded, rows = data.basis, operators.n
-    added = {} if founded is None else {"added later": f"{rows - founded:,} steps (partial_fit)"}
     return {
         "method": f"{type(operators.rule).__name__}, {type(operators.rule.ratio).__name__}",
-        "n": rows,
+        "n": operators.n,
         "sequences": len(data.lengths) if data.landmarks is None else None,
         "observation": fitted.one,
         "engine": _engine(update),
@@ -51,7 +49,7 @@ def kernel_facts(
         "settings": tuple(settings_of(choice, grids, choice.edges if edges is None else edges)),
         "val_mse": float(error.mean()),
         "memory": tensor_bytes(fitted),
-        "details": {**_lift(fitted), **added},
+        "details": _details(fitted),
     }
 
 
@@ -65,8 +63,9 @@ def grid_of(values: Sequence[float], bounds: Bounds | None) -> Grid:
 def grids_of(settings: Settings, coordinates: int) -> Grids:
     """Where the settings let each value come from."""
     space, rule, grids = settings.space(coordinates), settings.rule, Grids()
-    if is_free(rule.kernel_x) or is_free(rule.kernel_z):
-        grids["scale"] = grid_of(space.scales, space.scale_bounds)
+    for name, kernel in (("scale_x", rule.kernel_x), ("scale_z", rule.kernel_z)):
+        if is_free(kernel):
+            grids[name] = grid_of(space.scales, space.scale_bounds)
     grids["lam"] = grid_of(space.lams, space.lam_bounds)
     if not isinstance(rule.ratio, TransitionRatio):
         listed, bounds = settings.etas or (), None if settings.etas else ETA_BOUNDS
@@ -79,13 +78,13 @@ def grids_of(settings: Settings, coordinates: int) -> Grids:
 def settings_of(choice: Choice, grids: Grids, edges: tuple[Edge, ...]) -> Iterator[Setting]:
     """The values in use: bandwidth scales in median distances, and ridges."""
     for name, (source, bounds) in grids.items():
-        ends = tuple(_at(edge) for edge in edges if edge.name == name)
-        parts = ("scale_x", "scale_z") if name == "scale" else (name,)
-        if not ends and bounds is not None and source == "searched":
-            ends = _meant(getattr(choice, parts[-1]), bounds)
-        for part in parts:
-            values = numbers(getattr(choice, part))
-            yield Setting(name=part, values=values, source=source, bounds=bounds, edges=ends)
+        values = getattr(choice, name)
+        kind = "scale" if name.startswith("scale") else name  # both are searched as one
+        ends = tuple(_at(edge) for edge in edges if edge.name == kind)
+        if not ends and bounds is not None and source == "searched" and name != "scale_x":
+            ends = _meant(values, bounds)
+        found = numbers(values)
+        yield Setting(name=name, values=found, source=source, bounds=bounds, edges=ends)
     if not bool(choice.floor.isnan().any()):
         yield Setting(name="floor", values=numbers(choice.floor), source="of the ratio")
     if choice.scale_u is not None:
@@ -110,7 +109,7 @@ def _engine(update: Update) -> str:
     if isinstance(update, Local):
         return f"{name} (the {update.limit} points that matter most to a step)"
     words = {
-        "low_rank": "features of x by pivoted Cholesky",
+        "low_rank": "solves of the rank of x",
         "active_set": "Gram matrix of the points with a ratio",
         "sensors": "an update for each set of sensors that a row has",
     }
@@ -133,10 +132,15 @@ def _approximations(fitted: Fitted) -> Iterator[str]:
         yield f"compressed to {operators.n:,} weighted pairs"
 
 
-def _lift(fitted: Fitted) -> dict[str, str]:
-    """History, velocity and sensors, where the filter has them."""
-    data = fitted.data
-    found = {"history": f"{data.history} observations at a time"} if data.history > 1 else {}
+def _details(fitted: Fitted) -> dict[str, str]:
+    """History, velocity, sensors, rows added later, several data sets: where it has them."""
+    data, batch, found = fitted.data, fitted.data.z.shape[:-2].numel(), {}
+    if batch > 1:
+        found["data sets"] = f"{batch}, fitted together: medians of bandwidths, means of errors"
+    if data.basis is not None:
+        found["added later"] = f"{fitted.n - data.basis:,} steps (partial_fit)"
+    if data.history > 1:
+        found["history"] = f"{data.history} observations at a time"
     if data.rates:
         found["velocity"] = "differences of z beside z"
     if data.sensors is not None:

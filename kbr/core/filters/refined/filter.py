@@ -76,7 +76,7 @@ class RefinedFilter(TrainableFilter):
         kernel, readout = self._get()
         grids = grids_of(kernel.settings, kernel.fitted.data.observed.shape[-1])
         if _moved(kernel):
-            after = {"searched": "by gradient after a search of"}
+            after = {"searched": "by gradient after a search of", "as eta": "by gradient from eta"}
             grids = {name: (after.get(source, source), b) for name, (source, b) in grids.items()}
         facts = kernel_facts(kernel.fitted, grids)
         corrected = "none" if readout is None else "linear correction of the mean"
