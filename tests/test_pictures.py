@@ -13,13 +13,7 @@ from PIL import Image
 
 from kbr.app.figures import animation, style
 from kbr.app.figures.animation import animate
-from kbr.app.figures.beliefs import (
-    WITHIN_2_SD,
-    are_alike,
-    density,
-    ellipse_axes,
-    telling_steps,
-)
+from kbr.app.figures.beliefs import WITHIN_2_SD, density, telling_steps
 from kbr.app.figures.frames import contact_sheet, encoder_figure
 from kbr.app.figures.run import run_figures
 from kbr.app.figures.style import save
@@ -35,6 +29,7 @@ from kbr.app.tasks.heading import (
 from kbr.core.datasets.dsprites import DSprites
 from kbr.core.datasets.dynamics import Oscillatory
 from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.showing.plotting import are_alike, ellipse_axes
 from kbr.core.uncertainty.regions import coverage
 from kbr.training.encoders import SoftArgmaxCNN
 

@@ -13,13 +13,14 @@ from matplotlib.patches import Ellipse
 from PIL import Image
 from torch import Tensor
 
-from kbr.app.figures.beliefs import ESTIMATE, OBSERVED, TRUTH, are_alike, ellipse_axes, name_axes
+from kbr.app.figures.beliefs import name_axes
 from kbr.app.figures.frames import MARKS
 from kbr.app.figures.style import STYLE
 from kbr.app.figures.view import BELIEFS, View, as_pictures
 from kbr.app.models.kernel import Outcome
 from kbr.app.run.folder import write_bytes
 from kbr.app.tasks.heading import ANGLES, density_of_moments, density_of_weights
+from kbr.core.showing.plotting import ESTIMATE, OBSERVED, TRUTH, are_alike, ellipse_axes
 
 TRAIL = 12  # steps of the path that stay visible
 MILLISECONDS = 150  # of a step
