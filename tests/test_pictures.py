@@ -277,6 +277,8 @@ def test_ellipses_have_two_standard_deviations_each_way():
     assert width[0] == pytest.approx(4 * 0.3)
     assert height[0] == pytest.approx(4 * 0.1)
     assert angle[0] % 180 == pytest.approx(30)
+    wider, _, _ = ellipse_axes(cov[None], 0.9)
+    assert wider[0] == pytest.approx(2 * math.sqrt(4.60517) * 0.3)  # chi squared, 2 dimensions
 
 
 def test_coverage_of_a_gaussian():

@@ -21,13 +21,15 @@ ALIKE = 5  # ratio of two coordinates' spreads that share one scale
 GRID = 80  # points of the density along either axis
 
 
-def ellipse_axes(cov: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Width, height and angle (degrees) of 2-sd ellipses of covariances [k, 2, 2].
+def ellipse_axes(
+    cov: np.ndarray, level: float = WITHIN_2_SD
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Width, height and angle (degrees) of a Gaussian's regions, of covariances [k, 2, 2].
 
-    Math: z with (z - mu)' C^-1 (z - mu) <= 4.
+    Math: z with (z - mu)' C^-1 (z - mu) <= -2 log(1 - level): 4 for two standard deviations.
     """
     values, vectors = np.linalg.eigh(cov)
-    size = 4 * np.sqrt(values.clip(1e-12))
+    size = 2 * np.sqrt(-2 * math.log(1 - level) * values.clip(1e-12))
     angle = np.degrees(np.arctan2(vectors[:, 1, 1], vectors[:, 0, 1]))
     return size[:, 1], size[:, 0], angle
 
