@@ -62,18 +62,19 @@ def test_every_public_name_is_in_the_reference():
     assert sorted(public) == sorted(name for name in shown if not name.startswith("kbr.core."))
 
 
-def test_formulas_and_tables_of_docstrings_stay_as_they_are(monkeypatch):
+def test_formulas_and_tables_of_docstrings_read_well(monkeypatch):
     griffe = SimpleNamespace(Extension=object, Object=object)
     made = tool("docstrings", monkeypatch, griffe=griffe).as_markdown(
-        "Weights [*b n] of x_t in `a_b`.\n\n"
+        "Weights [*b n] of x_t\nin `a_b`.\n\n"
         "Math: w = r_i psi_i,\n      s * t.\nRef:  A, B* 2022.\n\n"
-        "cov      calibrated;\n         never None.\n"
+        "cov      calibrated;\n         never None;\nmean_of_x not yet;\nlam, eta, etas   of it.\n"
     )
     assert made == (
         "Weights \\[\\*b n\\] of x\\_t in `a_b`.\n\n"
         "```text\nw = r_i psi_i,\ns * t.\n```\n\n"
         "Reference:  A, B\\* 2022.\n\n"
-        "```text\ncov      calibrated;\n         never None.\n```"
+        "- **cov**: calibrated; never None;\n- **mean\\_of\\_x**: not yet;\n"
+        "- **lam, eta, etas**: of it."
     )
 
 

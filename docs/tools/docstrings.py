@@ -7,7 +7,7 @@ from typing import Any
 from griffe import Extension, Object
 
 MARKED = re.compile(r"^(Math|Ref): ?", re.MULTILINE)
-ALIGNED = re.compile(r"^\S.*?\S? {3,}\S")  # name, a gap, words: a table of plain text
+ALIGNED = re.compile(r"(?P<name>\S.*?) {3,}(?=\S)")  # name, a gap, words: a table of plain text
 SPECIAL = re.compile(r"([*_<>\[\]|^~])")
 
 
@@ -20,7 +20,7 @@ class PlainDocstrings(Extension):
 
 
 def as_markdown(text: str) -> str:
-    """`Math:` and tables become blocks of text, `Ref:` a line of its own; the rest is escaped."""
+    """`Math:` becomes a block of text, `Ref:` a line, a table a list; the rest is escaped."""
     return "\n\n".join(_block(lines) for lines in _blocks(text))
 
 
@@ -40,15 +40,25 @@ def _block(lines: list[str]) -> str:
     if marked and marked[1] == "Ref":
         return _escaped(" ".join([lines[0].replace("Ref:", "Reference:", 1), *lines[1:]]))
     if marked:
-        first = " " * len(marked[0]) + lines[0][len(marked[0]) :]
-        return _as_it_is([first, *lines[1:]])
-    if ALIGNED.match(lines[0]):
-        return _as_it_is(lines)
-    return "\n".join(map(_escaped, lines))
+        lines[0] = " " * len(marked[0]) + lines[0][len(marked[0]) :]
+        return "\n".join(["```text", textwrap.dedent("\n".join(lines)), "```"])
+    if head := ALIGNED.match(lines[0]):
+        return _list(lines, column=head.end())
+    is_list = any(re.match(r"\s*(-|\d+\.) ", line) for line in lines)
+    return ("\n" if is_list else " ").join(map(_escaped, lines))
 
 
-def _as_it_is(lines: list[str]) -> str:
-    return f"```text\n{textwrap.dedent(chr(10).join(lines))}\n```"
+def _list(lines: list[str], column: int) -> str:
+    """A table whose words begin at a column: one item for each name."""
+    items: list[str] = []
+    for line in lines:
+        if line[0] == " ":
+            items[-1] += " " + _escaped(line.strip())
+            continue
+        wide = ALIGNED.match(line)  # also a name that is wider than the column
+        at = wide.end() if wide and wide.end() > column else column
+        items.append(f"- **{_escaped(line[:at].strip())}**: {_escaped(line[at:].strip())}")
+    return "\n".join(items)
 
 
 def _escaped(line: str) -> str:
