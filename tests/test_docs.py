@@ -165,3 +165,6 @@ def test_tables_of_real_recordings_stand_in_a_committed_file():
         assert f"](results/real_{data}.png)" in page
     changed = [{**row, "error": "12345"} for row in rows]
     assert script.fill(page, changed) != page
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    assert script.joined(rows, changed[:1], models)[:2] == [changed[0], rows[1]]
+    assert len(script.joined(rows, changed[:1], [])) == len(rows)
