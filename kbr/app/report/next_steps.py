@@ -60,8 +60,8 @@ def _steps(
         if lost > LOST:
             yield Step(
                 f"{100 * lost:.0f} % of the test steps had no usable observation: missing, "
-                "or unlike any of training. Train on rows like these, or name sensors that drop out by "
-                "themselves (data.sensors)."
+                "or unlike any of training. Train on rows like these, or name sensors "
+                "that drop out by themselves (data.sensors)."
             )
     share = metrics.get("test/coverage_90")
     if share is not None and share < SHORT:
