@@ -20,9 +20,20 @@ def blocks_of(name: str) -> list[str]:
     return found
 
 
-def test_readme_code_runs():
+NUMBER = r"-?\d+(?:\.\d+)?"
+
+
+def test_readme_code_runs_and_prints_what_the_page_shows(capsys):
+    """From top to bottom; numbers up to two units of their last digit, as CPUs round."""
+    made: dict[str, object] = {}
     for block in blocks_of("README.md"):
-        exec(compile(block, "README.md", "exec"), {})
+        exec(compile(block, "README.md", "exec"), made)
+    printed = capsys.readouterr().out
+    [shown] = re.findall(r"```\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert re.sub(NUMBER, "#", printed) == re.sub(NUMBER, "#", shown)
+    for found, text in zip(re.findall(NUMBER, printed), re.findall(NUMBER, shown), strict=True):
+        unit = 10.0 ** -len(text.partition(".")[2])
+        assert float(found) == pytest.approx(float(text), abs=2.01 * unit)
 
 
 @pytest.mark.filterwarnings(

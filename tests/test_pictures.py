@@ -30,7 +30,7 @@ from kbr.core.datasets.dsprites import DSprites
 from kbr.core.datasets.dynamics import Oscillatory
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.showing.plotting import are_alike, ellipse_axes
-from kbr.core.uncertainty.regions import coverage
+from kbr.core.uncertainty.regions import chi2_quantile, coverage
 from kbr.training.encoders import SoftArgmaxCNN
 
 STEPS, TRAIN = 8, 30
@@ -272,6 +272,8 @@ def test_ellipses_have_two_standard_deviations_each_way():
     assert width[0] == pytest.approx(4 * 0.3)
     assert height[0] == pytest.approx(4 * 0.1)
     assert angle[0] % 180 == pytest.approx(30)
+    wider, _, _ = ellipse_axes(cov[None], chi2_quantile(0.9, 2) ** 0.5)
+    assert wider[0] == pytest.approx(2 * math.sqrt(4.60517) * 0.3)  # chi squared, 2 dimensions
 
 
 def test_coverage_of_a_gaussian():
