@@ -234,6 +234,13 @@ def test_the_page_can_go_elsewhere(tmp_path):
     assert rebuild_report([folder], tmp_path / "page.html") == tmp_path / "page.html"
 
 
+def test_the_page_of_a_run_is_not_written_over(tmp_path):
+    folder = write_run(tmp_path / "run", errors={0: 1.0})
+    (folder / "report.html").write_text("its own")
+    assert rebuild_report([folder], None) == folder / "comparison.html"
+    assert (folder / "report.html").read_text() == "its own"
+
+
 # What the browser is asked to do on the page: count errors and refused requests, sort a table.
 WATCH = """<script>window.faults = [];
 addEventListener("error", (e) => faults.push(String(e.message)));
