@@ -20,6 +20,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
+NAMES = ("chromium", "google-chrome", "chrome")  # of the browser
 WIDTHS = {390: "light", 1280: "dark"}  # pixels, and the scheme looked at
 LOOK = """() => ({
   wide: document.documentElement.scrollWidth,
@@ -137,7 +138,7 @@ def _search(context: BrowserContext, root: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--site", type=Path, default=Path("build/site"))
-    parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("chrome"))
+    parser.add_argument("--chromium", default=next(filter(None, map(shutil.which, NAMES)), None))
     parser.add_argument("--pictures", type=Path, help="folder for a picture of every page")
     given = parser.parse_args()
     if given.chromium is None:
