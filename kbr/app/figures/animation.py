@@ -13,13 +13,15 @@ from matplotlib.patches import Ellipse
 from PIL import Image
 from torch import Tensor
 
-from kbr.app.figures.beliefs import ESTIMATE, OBSERVED, TRUTH, are_alike, ellipse_axes, name_axes
+from kbr.app.figures.beliefs import name_axes
 from kbr.app.figures.frames import MARKS
 from kbr.app.figures.style import STYLE
 from kbr.app.figures.view import BELIEFS, View, as_pictures
 from kbr.app.models.kernel import Outcome
 from kbr.app.run.folder import write_bytes
 from kbr.app.tasks.heading import ANGLES, density_of_moments, density_of_weights
+from kbr.core.showing.plotting import ESTIMATE, OBSERVED, TRUTH, are_alike, ellipse_axes
+from kbr.core.uncertainty.regions import chi2_quantile
 
 TRAIL = 12  # steps of the path that stay visible
 MILLISECONDS = 250  # of a step
@@ -138,7 +140,8 @@ def _plane(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View) -> D
 
 def _ring(axis: Any, mean: Tensor, cov: Tensor, colour: str) -> Draw:
     """An ellipse that moves."""
-    width, height, angle = ellipse_axes(cov[:, :2, :2].numpy(), LEVEL)
+    radius = chi2_quantile(LEVEL, 2) ** 0.5
+    width, height, angle = ellipse_axes(cov[:, :2, :2].numpy(), radius)
     ring = axis.add_patch(Ellipse((0, 0), 0, 0, fill=False, ec=colour, lw=1.2))
     return lambda t: ring.set(
         center=mean[t, :2].tolist(), width=width[t], height=height[t], angle=angle[t]
