@@ -13,13 +13,14 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, TimeoutError, sync_playwright
 
+NAMES = ("chromium", "google-chrome", "chrome")  # of the browser
 WIDTHS = {390: "light", 1280: "dark"}  # pixels, and the scheme looked at
 LOOK = """() => ({
   wide: document.documentElement.scrollWidth,
@@ -108,8 +109,8 @@ def _opened(context: BrowserContext, root: str, name: str, said: str, wrong: lis
     answer = page.goto(root + name, wait_until="networkidle")
     if answer is None or not answer.ok:
         wrong.append(f"{said}: does not open")
-    if page.locator("pre.mermaid").count():
-        page.wait_for_timeout(2000)
+    with suppress(TimeoutError):  # then it is counted as not drawn
+        page.wait_for_function("!document.querySelector('pre.mermaid')", timeout=60_000)
     return page
 
 
@@ -137,7 +138,7 @@ def _search(context: BrowserContext, root: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--site", type=Path, default=Path("build/site"))
-    parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("chrome"))
+    parser.add_argument("--chromium", default=next(filter(None, map(shutil.which, NAMES)), None))
     parser.add_argument("--pictures", type=Path, help="folder for a picture of every page")
     given = parser.parse_args()
     if given.chromium is None:
