@@ -21,8 +21,8 @@ from kbr.core.units.scaling import Scaling
 from kbr.core.units.units import Units
 
 OWN = "kbr.own_model"
-NETWORKS = ("learned", "lstm", "gru", "lru", "rkn", "transformer", "kalman_nn")
-TRAINED = tuple(f"kbr.{name}_filter" for name in NETWORKS)
+RECURRENT = ("lstm", "gru", "lru", "rkn", "transformer", "kalman_nn")
+TRAINED = tuple(f"kbr.{name}_filter" for name in ("learned", *RECURRENT))
 RECORD = "run.json"  # of a finished run
 DATA = "data.json"  # of a run on own data
 WITHOUT_UNITS = (

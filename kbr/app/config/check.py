@@ -46,6 +46,12 @@ def check_config(config: DictConfig, hydra: Any, *, script: str = "train") -> No
         raise KbrError(
             f"hparams_search={space} is a search: `kbr-tune hparams_search={space} ...`."
         )
+    tuned, model = check.choices.get("hparams"), check.choices.get("model")
+    if tuned and not tuned.endswith(f"_{model}"):
+        raise KbrError(
+            f"hparams={tuned} holds settings of another model than model={model}. Use a file of "
+            f"configs/hparams that ends in _{model}, or leave hparams out."
+        )
     if single and (note := idle_note(check.values, overrides)):
         print(f"  note: {note}")
 

@@ -19,6 +19,7 @@ class KalmanNNFilter(StateFilter):
     """
 
     hidden: int = 8
+    chunk: int = 50
     loss: str = "likelihood"
 
     kind: ClassVar[str] = "kbr.kalman_nn_filter"

@@ -24,6 +24,7 @@ class RKNFilter(StateFilter):
     hidden: int = 32
     basis: int = 8
     band: int = 3
+    chunk: int = 50
     loss: str = "likelihood"
 
     kind: ClassVar[str] = "kbr.rkn_filter"

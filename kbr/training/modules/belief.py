@@ -29,7 +29,11 @@ class BeliefCell(nn.Module):
         """Before the first frame, of which these are the features."""
 
     @abstractmethod
-    def predict(self, belief: Beliefs, u: Float[Tensor, "s du"]) -> Beliefs:
+    def dynamics(self) -> tuple[Tensor, ...]:
+        """What predictions need of the weights, the same at every step."""
+
+    @abstractmethod
+    def predict(self, belief: Beliefs, u: Float[Tensor, "s du"], *dynamics: Tensor) -> Beliefs:
         """One step of time later."""
 
     @abstractmethod
@@ -42,15 +46,19 @@ class BeliefCell(nn.Module):
     ) -> Beliefs:
         """After a frame; the same as before where it is not there (seen = 0)."""
 
+    def shown(self, beliefs: Outputs) -> Outputs:
+        """What the readout is given of beliefs: all of it."""
+        return beliefs
+
 
 class BeliefReadout(nn.Module):
     """From beliefs about the latent state to means and precisions of scaled z."""
 
     @abstractmethod
-    def forward(self, beliefs: Outputs) -> Float[Tensor, "*t dz"]: ...
+    def forward(self, outputs: Outputs) -> Float[Tensor, "*t dz"]: ...
 
     @abstractmethod
-    def whitening(self, beliefs: Outputs) -> Whitening: ...
+    def whitening(self, outputs: Outputs) -> Whitening: ...
 
 
 class BeliefModule(StateModule):
@@ -59,8 +67,8 @@ class BeliefModule(StateModule):
     Math: b_t = update(predict(b_t-1, u_t), w(x_t), r(x_t)), without the update where frame t is
           missing; b_1 = update(start, w(x_1), r(x_1)).
 
-    A subclass builds a `BeliefCell` and a `BeliefReadout`. Outputs are the beliefs themselves; the
-    covariances that they lead to are trained with `loss="likelihood"`, its default.
+    A subclass builds a `BeliefCell` and a `BeliefReadout`. The covariances that beliefs lead to are
+    trained with `loss="likelihood"`, its default.
     """
 
     recurrence: BeliefCell
@@ -86,9 +94,13 @@ class BeliefModule(StateModule):
         cell, belief, beliefs = self.recurrence, state, []
         psi, u, seen = torch.split(inputs, [self.n_features, self.controls, 1], -1)
         said = zip(*(part.unbind(1) for part in (*cell.observe(psi), seen)), strict=True)
+        dynamics = cell.dynamics()
         for frame, move in zip(said, u.unbind(1), strict=True):
-            before = cell.start(psi[:, 0]) if belief is None else cell.predict(belief, move)
-            belief = cell.update(before, *frame)
+            if belief is None:
+                belief = cell.start(psi[:, 0])
+            else:
+                belief = cell.predict(belief, move, *dynamics)
+            belief = cell.update(belief, *frame)
             beliefs.append(belief)
         assert belief is not None
-        return torch.stack(beliefs, 1), belief
+        return cell.shown(torch.stack(beliefs, 1)), belief

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
+from kbr.training.modules.layers import Layers, Rows
 from kbr.training.modules.memory import StateModule
 from kbr.training.modules.recurrent import State
 
 SLOWEST, FASTEST = 0.99, 0.5  # moduli of lambda at first
-Rows = Float[Tensor, "s t h"]
 
 
 class LRUModule(StateModule):
@@ -27,15 +27,11 @@ class LRUModule(StateModule):
         super().__init__(**shared)
 
     def build(self, n_inputs: int, hidden: int) -> nn.Module:
-        units = (LinearUnit(hidden) for _ in range(self.n_layers))
-        return nn.ModuleDict({"enter": nn.Linear(n_inputs, hidden), "layers": nn.ModuleList(units)})
+        return Layers(n_inputs, hidden, (LinearUnit(hidden) for _ in range(self.n_layers)))
 
     def recur(self, inputs: Float[Tensor, "s t d"], state: State | None) -> tuple[Rows, State]:
-        rows, after = self.recurrence["enter"](inputs), []
-        for number, layer in enumerate(self.recurrence["layers"]):
-            rows, last = layer(rows, None if state is None else state[:, number])
-            after.append(last)
-        return rows, torch.stack(after, 1)
+        outputs, after = self.recurrence(inputs, state)
+        return outputs, after
 
 
 class LinearUnit(nn.Module):
@@ -67,9 +63,8 @@ class LinearUnit(nn.Module):
         moves = gamma * as_complex(self.enter(normal))
         states = scan(decay, moves, None if start is None else as_complex(start))
         output = self.leave(as_real(states)) + self.through * normal
-        return rows + nn.functional.glu(self.gated(nn.functional.gelu(output))), as_real(
-            states[:, -1]
-        )
+        gated = nn.functional.glu(self.gated(nn.functional.gelu(output)))
+        return rows + gated, as_real(states[:, -1])
 
 
 def scan(

@@ -66,14 +66,20 @@ class RKNCell(BeliefCell):
         wide = torch.tensor([0.0, 0.0, WIDE, 0.0, WIDE], device=psi.device)
         return wide.to(psi).repeat_interleave(m).expand(len(psi), -1)
 
-    def predict(self, belief: Beliefs, u: Float[Tensor, "s du"]) -> Beliefs:
+    def dynamics(self) -> tuple[Tensor, ...]:
+        """The bands of all matrices, and q_ij."""
+        noise = torch.diag_embed(positive(self.noise).mT).movedim(0, -1)
+        return self.bands.flatten(1), noise
+
+    def predict(self, belief: Beliefs, u: Float[Tensor, "s du"], *dynamics: Tensor) -> Beliefs:
+        bands, noise = dynamics
         mean, cov = unpacked(belief)
         weights = self.choice(mean.flatten(-2)).softmax(-1)
-        matrix = (weights @ self.bands.flatten(1)).unflatten(-1, self.bands.shape[1:])
+        matrix = (weights @ bands).reshape(-1, *self.bands.shape[1:])
         mean, cov = moved(matrix, mean, cov)
         if self.push is not None:
             mean = mean + self.push(u).reshape_as(mean)
-        return packed(mean, cov + torch.diag_embed(positive(self.noise).mT).movedim(0, -1))
+        return packed(mean, cov + noise)
 
     def update(self, belief: Beliefs, value: Tensor, variance: Tensor, seen: Tensor) -> Beliefs:
         mean, cov = unpacked(belief)
@@ -88,12 +94,12 @@ class RKNReadout(BeliefReadout):
         if has_variances:
             self.log_scale = nn.Sequential(nn.Linear(3 * m, 2 * m), nn.ELU(), nn.Linear(2 * m, dz))
 
-    def forward(self, beliefs: Outputs) -> Float[Tensor, "*t dz"]:
-        mean: Tensor = self.mean(torch.split(beliefs, self.sizes, -1)[0])
+    def forward(self, outputs: Outputs) -> Float[Tensor, "*t dz"]:
+        mean: Tensor = self.mean(torch.split(outputs, self.sizes, -1)[0])
         return mean
 
-    def whitening(self, beliefs: Outputs) -> Whitening:
-        log_scale = self.log_scale(torch.split(beliefs, self.sizes, -1)[1])
+    def whitening(self, outputs: Outputs) -> Whitening:
+        log_scale = self.log_scale(torch.split(outputs, self.sizes, -1)[1])
         return torch.diag_embed((-log_scale.clamp(-WIDEST, WIDEST)).exp())
 
 
@@ -114,11 +120,9 @@ def corrected(
 def moved(bands: Float[Tensor, "*s 2 2 m w"], mean: Halves, cov: Blocks) -> tuple[Halves, Blocks]:
     """Math: mean_i -> sum_a A_ia mean_a,  c_ij -> sum_ab (A_ia * A_jb) c_ab, * elementwise."""
     near_mean, near_cov = neighbours(mean, bands.shape[-1]), neighbours(cov, bands.shape[-1])
-    half = torch.einsum("...iamw,...abmw->...ibmw", bands, near_cov)
-    return (
-        torch.einsum("...iamw,...amw->...im", bands, near_mean),
-        torch.einsum("...ibmw,...jbmw->...ijm", half, bands),
-    )
+    half = (bands.unsqueeze(-3) * near_cov.unsqueeze(-5)).sum(-4)  # sum_a A_ia c_ab
+    cov = (half.unsqueeze(-4) * bands.unsqueeze(-5)).sum((-3, -1))
+    return (bands * near_mean.unsqueeze(-4)).sum((-3, -1)), cov
 
 
 def neighbours(rows: Float[Tensor, "*s m"], width: int) -> Float[Tensor, "*s m w"]:
@@ -132,8 +136,8 @@ def positive(values: Tensor) -> Tensor:
 
 def unpacked(belief: Float[Tensor, "*s b"]) -> tuple[Halves, Blocks]:
     u, l, c_uu, c_ul, c_ll = belief.chunk(5, -1)  # noqa: E741
-    cov = torch.stack([c_uu, c_ul, c_ul, c_ll], -2).unflatten(-2, (2, 2))
-    return torch.stack([u, l], -2), cov
+    cov = torch.stack([c_uu, c_ul, c_ul, c_ll], -2)
+    return torch.stack([u, l], -2), cov.reshape(*cov.shape[:-2], 2, 2, -1)
 
 
 def packed(mean: Halves, cov: Blocks) -> Float[Tensor, "*s b"]:

@@ -7,9 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from kbr.training.modules.layers import Layers, Rows
 from kbr.training.modules.recurrent import RecurrentModule, State
-
-Rows = Float[Tensor, "s t h"]
 
 
 class TransformerModule(RecurrentModule):
@@ -29,23 +28,16 @@ class TransformerModule(RecurrentModule):
         super().__init__(**shared)
 
     def build(self, n_inputs: int, hidden: int) -> nn.Module:
-        blocks = (Attention(hidden, self.window, self.heads) for _ in range(self.n_layers))
-        return nn.ModuleDict(
-            {"enter": nn.Linear(n_inputs, hidden), "layers": nn.ModuleList(blocks)}
-        )
+        layers = (Attention(hidden, self.window, self.heads) for _ in range(self.n_layers))
+        return Layers(n_inputs, hidden, layers)
 
     @property
     def memory(self) -> int:
         return self.n_layers * (self.window - 1)
 
     def recur(self, inputs: Float[Tensor, "s t d"], state: State | None) -> tuple[Rows, State]:
-        rows, after = self.recurrence["enter"](inputs), []
-        for number, layer in enumerate(self.recurrence["layers"]):
-            before = layer.before.expand(len(rows), -1, -1) if state is None else state[:, number]
-            known = torch.cat([before, rows], 1)
-            after.append(known[:, rows.shape[1] :])
-            rows = layer(known)
-        return rows, torch.stack(after, 1)
+        outputs, after = self.recurrence(inputs, state)
+        return outputs, after
 
 
 class Attention(nn.Module):
@@ -63,8 +55,18 @@ class Attention(nn.Module):
         self.position = nn.Parameter(torch.zeros(heads, window, device="cpu"))
         self.before = nn.Parameter(0.1 * torch.randn(window - 1, width, device="cpu"))
 
-    def forward(self, known: Float[Tensor, "s k h"]) -> Rows:
-        """Rows after the first `window` - 1, which are known from before.
+    def forward(
+        self, rows: Rows, before: Float[Tensor, "s p h"] | None
+    ) -> tuple[Rows, Float[Tensor, "s p h"]]:
+        """Rows, and the last `window` - 1 that came in; `before` are those before them."""
+        if before is None:
+            before = self.before.expand(len(rows), -1, -1)
+        known = torch.cat([before, rows], 1)
+        rows = rows + self.output(self._attended(known))
+        return rows + self.wide(self.second_norm(rows)), known[:, rows.shape[1] :]
+
+    def _attended(self, known: Float[Tensor, "s k h"]) -> Rows:
+        """Of all rows after the first `window` - 1.
 
         Blocks of queries share their keys: as many operations as steps times twice the window.
         """
@@ -72,16 +74,18 @@ class Attention(nn.Module):
         size = min(steps, self.window)  # of a block
         count = -(-steps // size)
         normal = self.norm(pad(known, (0, 0, 0, count * size - steps)))
-        queries = self.query(normal[:, past:]).unflatten(1, (count, size))
+        queries = self.query(normal[:, past:]).reshape(len(known), count, size, -1)
         keys, values = self.key_value(normal).unfold(1, size + past, size).mT.chunk(2, -1)
-        parts = (self._by_head(rows) for rows in (queries, keys, values))
-        mixed = scaled_dot_product_attention(*parts, attn_mask=self._scores(size))
-        mixed = mixed.transpose(-3, -2).flatten(-2).flatten(1, 2)[:, :steps]
-        rows = known[:, past:] + self.output(mixed)
-        return rows + self.wide(self.second_norm(rows))
+        mixed = scaled_dot_product_attention(
+            self._by_head(queries),
+            self._by_head(keys),
+            self._by_head(values),
+            attn_mask=self._scores(size),
+        )
+        return mixed.transpose(-3, -2).reshape(len(known), count * size, -1)[:, :steps]
 
     def _by_head(self, rows: Float[Tensor, "s b r h"]) -> Float[Tensor, "s b heads r c"]:
-        return rows.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        return rows.reshape(*rows.shape[:-1], self.heads, -1).transpose(-3, -2)
 
     def _scores(self, size: int) -> Float[Tensor, "heads q k"]:
         """p_j of query t and key t - j; minus infinity outside the window."""
