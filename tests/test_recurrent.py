@@ -57,8 +57,7 @@ def gappy(x):
     return x
 
 
-@pytest.mark.parametrize("gaps", [0.0, 0.2])
-@pytest.mark.parametrize("driven", [False, True])
+@pytest.mark.parametrize(("gaps", "driven"), [(0.0, False), (0.2, True)])
 def test_streaming_equals_filtering(made, gaps, driven, monkeypatch):
     """With gaps, at the start too, and whatever block of steps is filtered together."""
     x, z, u = pushed(90, 0)

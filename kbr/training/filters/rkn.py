@@ -16,7 +16,8 @@ class RKNFilter(StateFilter):
 
     hidden   latent numbers, an even number: a frame shows half of them;
     basis    matrices of which the dynamics are a mixture at each step;
-    band     diagonals on each side of the main one that these have.
+    band     diagonals on each side of the main one that the blocks of these have; from
+             hidden / 2 - 1 on, all.
 
     Ref: Becker et al. 2019.
     """
