@@ -34,7 +34,8 @@ def check_config(config: DictConfig, hydra: Any, *, script: str = "train") -> No
     """
     check = Check(script, config, hydra)
     check.run()
-    overrides = list(hydra.overrides.task)
+    typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    overrides = list(typed)  # as they were typed: hparams=${data}_${model} is a name, not two parts
     check_use(script, check.values, check.choices, overrides)
     single = script == "train" and hydra.mode == RunMode.RUN
     if single and (experiment := check.choices.get("experiment")):
