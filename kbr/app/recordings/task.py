@@ -30,7 +30,7 @@ from kbr.core.units.scaling import TURNS, Scaling, full_turn
 from kbr.core.units.sensors import Sensors, Wanted, sensors_of
 from kbr.core.units.trend import Trend
 from kbr.core.units.units import Units
-from kbr.loading import knows_units
+from kbr.loading import RECURRENT, knows_units
 
 PICTURED = 500  # test frames that pictures may show, of those that stay in their file
 
@@ -125,12 +125,12 @@ class OwnData:
         if self.source.u is not None and not getattr(method, "takes_controls", False):
             raise KbrError(
                 f"data.u: model={method.name} takes no control inputs; model=iw, iw_paper, "
-                "original, lstm and gru do. Else put them among data.x."
+                f"original, {', '.join(RECURRENT)} do. Else put them among data.x."
             )
         if self.sensors is not None and not getattr(method, "takes_sensors", False):
             raise KbrError(
-                f"data.sensors: model={method.name} takes whole rows only; model=iw, iw_nn, lstm "
-                "and gru know absent sensors. Use one, or leave data.sensors out."
+                f"data.sensors: model={method.name} takes whole rows only; model=iw, iw_nn, "
+                f"{', '.join(RECURRENT)} know absent sensors. Use one, or leave data.sensors out."
             )
         return self
 
@@ -319,7 +319,8 @@ class OwnData:
     def state_space(self) -> StateSpaceModel:
         raise KbrError(
             "models ekf, ukf, particle and iw_true_ratio need the true dynamics and sensor, which "
-            f"data={self.name} does not know. Use model=iw, iw_paper, original, iw_nn, lstm or gru."
+            f"data={self.name} does not know. Use model=iw, iw_paper, original, iw_nn, "
+            f"{', '.join(RECURRENT)}."
         )
 
     def columns(self) -> dict[str, object]:
