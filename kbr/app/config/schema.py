@@ -165,6 +165,25 @@ class Heading(Filtering):
 
 
 @dataclass
+class Several(Simulated):
+    length: Count
+    test_length: Count
+    sigma_z: NotNegative
+    dt: Positive
+
+
+@dataclass
+class Lorenz(Several):
+    p: Annotated[float, Range(0, 1)]
+
+
+@dataclass
+class Pendulum(Several):
+    friction: NotNegative
+    clean: Steps
+
+
+@dataclass
 class OwnData:
     name: Name
     path: Paths | None
@@ -392,6 +411,8 @@ OPTIONS: dict[str, type] = {
     "data/oscillatory": Ring,
     "data/dsprites": DSprites,
     "data/dmlab": Heading,
+    "data/lorenz_images": Lorenz,
+    "data/pendulum_images": Pendulum,
     "data/recording": OwnData,
     "data/rtt_canteen": Canteen,
     "data/battery": Battery,
@@ -412,6 +433,8 @@ TARGETS: dict[str, type] = {
     "kbr.app.tasks.simulated.oscillatory": Ring,
     "kbr.app.tasks.simulated.dsprites": DSprites,
     "kbr.app.tasks.simulated.dmlab": Heading,
+    "kbr.app.tasks.simulated.lorenz_images": Lorenz,
+    "kbr.app.tasks.simulated.pendulum_images": Pendulum,
     "kbr.app.recordings.task.recording": OwnData,
     "kbr.app.real.tasks.rtt_canteen": Canteen,
     "kbr.app.real.tasks.battery": Battery,

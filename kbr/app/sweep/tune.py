@@ -188,7 +188,7 @@ def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> f
             method.filter.fit(
                 data.x_train,
                 data.z_train,
-                units=problem.filter_units or Units.none(data.z_train),
+                units=problem.filter_units or Units.none(data.z_train[0]),
                 seed=seed,
                 folder=Path(folder),
                 trainer={**settings, "callbacks": watch},

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from kbr.core.datasets.gaussian import GaussianData, GaussianTask
 from kbr.core.datasets.sprites import SpriteRenderer, SpriteSource
 from kbr.core.errors import KbrError
 from kbr.core.filters.classical.state_space import StateSpaceModel
-from kbr.core.filters.result import FilterResult
+from kbr.core.filters.base import BaseFilter
+from kbr.core.filters.result import AXES, FilterResult, joined
 
 
 class FilteringTask(Protocol):
@@ -51,7 +53,7 @@ class Filtering:
         if not self.shift:
             return own
         other = self.task.generate(**sizes, seed=seed + self.shift)
-        if torch.equal(own.z_test, other.z_test):
+        if _same(own.z_test, other.z_test):
             raise KbrError(
                 f"data={self.name} has the same test sequence whatever the seed. Leave out "
                 "data.seed."
@@ -60,22 +62,29 @@ class Filtering:
 
     def trials(self, seeds: Sequence[int]) -> FilteringData:
         """Independent data sets stacked along a leading dimension; seed k always gives the same."""
-        several = [vars(self.data(seed)) for seed in seeds]
-        return FilteringData(**{n: torch.stack([d[n] for d in several]) for n in several[0]})
+        return FilteringData.stacked([self.data(seed) for seed in seeds])
 
     def test(self, filt: Filter, data: FilteringData) -> tuple[FilterResult, Tensor]:
-        """Answers at every test step, and the truth."""
-        result = filt.filter(data.x_test)
-        return result, data.z_test.to(result.mean)
+        """Answers at every test step, and the truth; of several sequences, end to end."""
+        if isinstance(data.x_test, list):
+            assert isinstance(data.z_test, list)
+            truth = torch.cat(data.z_test, -2)
+            result = _tested(filt, data.x_test, truth.ndim - 2)
+        else:
+            assert isinstance(data.z_test, Tensor)
+            result, truth = filt.filter(data.x_test), data.z_test
+        return result, truth.to(result.mean)
 
     def view(
         self, data: FilteringData, filt: Stepping | None = None, gaze: Gaze | None = None
     ) -> View:
         """What pictures show of one data set, or of the first trial; weights are those of filt."""
-        if data.z_train.ndim == 3:
-            data = FilteringData(**{name: value[0] for name, value in vars(data).items()})
-        weights = None if filt is None else first_weights(filt, data.x_test)
-        return view_of(self.task, data, weights=weights, gaze=gaze)
+        first = data.z_train[0] if isinstance(data.z_train, list) else data.z_train
+        if first.ndim == 3:
+            data = data.each(lambda rows: rows[0])
+        seen = data.x_test[0] if isinstance(data.x_test, list) else data.x_test
+        weights = None if filt is None else first_weights(filt, seen)
+        return view_of(self.task, data.joined, weights=weights, gaze=gaze)
 
     def info(self) -> dict[str, object]:
         return {}
@@ -104,6 +113,32 @@ class Filtering:
         """What the task measures beside the squared error, if anything."""
         measure = getattr(self.task, "extra_metrics", None)
         return measure(mean, truth) if measure else {}
+
+
+def _same(one: Any, other: Any) -> bool:
+    several = isinstance(one, list)
+    return all(map(torch.equal, one, other)) if several else torch.equal(one, other)
+
+
+def _tested(filt: Filter, x: list[Tensor], lead: int) -> FilterResult:
+    """Each sequence entered without memory; kbr's own filters take those of one length together.
+
+    `lead` counts the dimensions before that of time.
+    """
+    if not isinstance(filt, BaseFilter):
+        return joined([filt.filter(one) for one in x])
+    parts = []
+    for _, same in groupby(x, key=lambda one: one.shape):
+        alike = list(same)
+        result = filt.filter(torch.stack(alike, lead))
+        parts += [_taken(result, k, lead) for k in range(len(alike))]
+    return joined(parts)
+
+
+def _taken(result: FilterResult, k: int, axis: int) -> FilterResult:
+    """The k-th of the sequences along an axis."""
+    there = {name: getattr(result, name) for name in AXES}
+    return FilterResult(**{n: v.select(axis, k) for n, v in there.items() if v is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
