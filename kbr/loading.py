@@ -21,7 +21,7 @@ from kbr.core.units.scaling import Scaling
 from kbr.core.units.units import Units
 
 OWN = "kbr.own_model"
-TRAINED = ("kbr.learned_filter", "kbr.lstm_filter", "kbr.gru_filter")
+TRAINED = ("kbr.learned_filter", "kbr.readout_filter", "kbr.lstm_filter", "kbr.gru_filter")
 RECORD = "run.json"  # of a finished run
 DATA = "data.json"  # of a run on own data
 WITHOUT_UNITS = (
@@ -46,10 +46,10 @@ def load_filter(run: str | Path, *, trial: int = 0, trust: Sequence[str] = ()) -
     kind = content["kind"]
     _import_trusted(trust)
     if kind in TRAINED:
-        from kbr.training import GRUFilter, LearnedFilter, LSTMFilter
+        from kbr.training import GRUFilter, LearnedFilter, LSTMFilter, ReadoutFilter
 
         units = None if content.get("units") is not None else _older_units(path)
-        kinds = {made.kind: made for made in (LearnedFilter, LSTMFilter, GRUFilter)}
+        kinds = {made.kind: made for made in (LearnedFilter, ReadoutFilter, LSTMFilter, GRUFilter)}
         return kinds[kind].load(path, units=units)
     if kind == REFINED:
         refined = trial_state(content["refined"], trial)

@@ -5,5 +5,14 @@ from kbr.training.encoders import MLP, ResNet, SoftArgmaxCNN
 from kbr.training.filters.gru import GRUFilter
 from kbr.training.filters.learned import LearnedFilter
 from kbr.training.filters.lstm import LSTMFilter
+from kbr.training.filters.readout import ReadoutFilter
 
-__all__ = ["MLP", "GRUFilter", "LSTMFilter", "LearnedFilter", "ResNet", "SoftArgmaxCNN"]
+__all__ = [
+    "MLP",
+    "GRUFilter",
+    "LSTMFilter",
+    "LearnedFilter",
+    "ReadoutFilter",
+    "ResNet",
+    "SoftArgmaxCNN",
+]

@@ -297,6 +297,16 @@ class LearnedFilter(TrainedFilter):
 
 
 @dataclass
+class ReadoutFilter(TrainedFilter):
+    lam: Positive
+    batch: Count | None
+    chunk: Count
+    history: Count | Auto
+    velocity: bool | Auto
+    engine: EngineName
+
+
+@dataclass
 class RecurrentFilter(TrainedFilter):
     hidden: Annotated[int, Range(1, most=10**5)]
     gaps: Dropout
@@ -445,6 +455,7 @@ TARGETS: dict[str, type] = {
     "kbr.OriginalRule": OriginalRule,
     "kbr.ParticleFilter": ParticleFilter,
     "kbr.training.filters.learned.LearnedFilter": LearnedFilter,
+    "kbr.training.filters.readout.ReadoutFilter": ReadoutFilter,
     "kbr.training.filters.lstm.LSTMFilter": LSTMFilter,
     "kbr.training.filters.gru.GRUFilter": GRUFilter,
     "kbr.training.encoders.SoftArgmaxCNN": CNN,

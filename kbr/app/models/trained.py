@@ -33,6 +33,7 @@ from kbr.training.callbacks.bar import EpochBar, quiet_lightning
 from kbr.training.callbacks.gaze import LogGaze
 from kbr.training.encoders import MLP
 from kbr.training.filters.learned import LearnedFilter
+from kbr.training.filters.on_features import FilterOnFeatures
 from kbr.training.filters.trained import TrainedFilter
 from kbr.training.resuming import LAST
 
@@ -177,7 +178,7 @@ class TrainedMethod:
 
     def _view(self, problem: Sequential, seeds: Sequence[int], folder: Path) -> View:
         loaded = self._load(problem, seeds[0], seeds, folder)
-        weighing = loaded if isinstance(loaded, LearnedFilter) else None
+        weighing = loaded if isinstance(loaded, FilterOnFeatures) else None
         return problem.view(problem.data(seeds[0]), weighing, loaded.gaze)  # type: ignore[arg-type]
 
     def _load(

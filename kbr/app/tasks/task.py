@@ -16,8 +16,8 @@ from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.datasets.gaussian import GaussianData, GaussianTask
 from kbr.core.datasets.sprites import SpriteRenderer, SpriteSource
 from kbr.core.errors import KbrError
-from kbr.core.filters.classical.state_space import StateSpaceModel
 from kbr.core.filters.base import BaseFilter
+from kbr.core.filters.classical.state_space import StateSpaceModel
 from kbr.core.filters.result import AXES, FilterResult, joined
 
 

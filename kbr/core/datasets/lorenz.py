@@ -47,7 +47,7 @@ class LorenzImages(SeveralSequences):
 
     def step_mean(self, z: Float[Tensor, "*b 3"]) -> Float[Tensor, "*b 3"]:
         """Math: F(z) z, the powers of A(z) dt applied to z one after the other."""
-        z_1, z_2, z_3 = z.unbind(-1)
+        _, z_2, z_3 = z.unbind(-1)
         term, total = z, z
         for j in range(1, ORDER + 1):
             a, b, c = term.unbind(-1)
@@ -68,8 +68,8 @@ class LorenzImages(SeveralSequences):
         found = torch.stack(path, -2)
         if not bool((found[..., 2] / 2 + NARROWEST > 0).all()):
             raise KbrError(
-                f"the state left the attractor: z_3 fell to {float(found[..., 2].min()):.3g}, where "
-                f"the spot has no width. Lower sigma_z, now {self.sigma_z:g}, or dt, {self.dt:g}."
+                f"the state left the attractor: z_3 is {float(found[..., 2].min()):.3g}, where the "
+                f"spot has no width. Lower sigma_z, now {self.sigma_z:g}, or dt, {self.dt:g}."
             )
         return found
 
