@@ -22,11 +22,9 @@ from kbr.core.filters.result import AXES, FilterResult, joined
 
 
 class FilteringTask(Protocol):
-    """Data for filters: sequences from a seed, and the true model where it is known."""
+    """Data for filters: sequences from a seed. Where the true model is known, `state_space()`."""
 
     def generate(self, *, n_train: int, n_test: int, seed: int) -> FilteringData: ...
-
-    def state_space(self) -> StateSpaceModel: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +82,7 @@ class Filtering:
             data = data.each(lambda rows: rows[0])
         seen = data.x_test[0] if isinstance(data.x_test, list) else data.x_test
         weights = None if filt is None else first_weights(filt, seen)
-        return view_of(self.task, data.joined, weights=weights, gaze=gaze)
+        return view_of(self.task, data, weights=weights, gaze=gaze)
 
     def info(self) -> dict[str, object]:
         return {}
@@ -98,13 +96,15 @@ class Filtering:
 
     def state_space(self) -> StateSpaceModel:
         """The true model."""
-        if not hasattr(self.task, "state_space"):
+        known = getattr(self.task, "state_space", None)
+        if known is None:
             raise KbrError(
                 "models ekf, ukf, particle and iw_true_ratio need the true dynamics and sensor, "
                 f"and {type(self.task).__name__} (data={self.name}) has no state_space(). Add it, "
                 "or use model=iw, iw_paper, original, iw_nn, lstm or gru."
             )
-        return self.task.state_space()
+        model: StateSpaceModel = known()
+        return model
 
     def columns(self) -> dict[str, object]:
         return {"data": self.name, "n_train": self.n_train}

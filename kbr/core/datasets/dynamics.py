@@ -46,12 +46,10 @@ class FilteringData:
             changed[name] = list(map(change, rows)) if isinstance(rows, list) else change(rows)
         return FilteringData(**changed)
 
-    @property
-    def joined(self) -> "FilteringData":
-        """Sequences of one data set end to end."""
-        rows = {name: getattr(self, name) for name in NAMES}
-        ends = {n: torch.cat(r) if isinstance(r, list) else r for n, r in rows.items()}
-        return FilteringData(**ends)
+    def whole(self, name: str) -> Tensor:
+        """x_train, z_train, x_test or z_test of one data set, its sequences end to end."""
+        rows: Tensor | list[Tensor] = getattr(self, name)
+        return torch.cat(rows) if isinstance(rows, list) else rows
 
 
 NAMES = tuple(item.name for item in fields(FilteringData))

@@ -101,7 +101,8 @@ def gaussian_log_likelihood(mean: Mean, cov: Cov, z: Mean) -> Number:
     """
     spread = torch.linalg.slogdet(widened(cov)).logabsdet
     constant = mean.shape[-1] * math.log(2 * math.pi)
-    return -0.5 * (squared_mahalanobis(mean, cov, z) + spread + constant)
+    value: Tensor = -0.5 * (squared_mahalanobis(mean, cov, z) + spread + constant)
+    return value
 
 
 def crps(belief: Embedding, z: Mean) -> Number:
