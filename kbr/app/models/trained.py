@@ -116,6 +116,7 @@ class TrainedMethod:
             notes=(*problem.notes, *notes, *edge_notes(edges, "model.filter")),
             edges=tuple(edges),
             view=cache(lambda: self._view(problem, seeds, context.folder)),
+            summary=filt.summary,
         )
 
     def _train(
