@@ -22,7 +22,7 @@ from kbr.core.units.units import Units
 
 OWN = "kbr.own_model"
 RECURRENT = ("lstm", "gru", "lru", "rkn", "transformer", "kalman_nn")
-TRAINED = tuple(f"kbr.{name}_filter" for name in ("learned", *RECURRENT))
+TRAINED = tuple(f"kbr.{name}_filter" for name in ("learned", "readout", *RECURRENT))
 RECORD = "run.json"  # of a finished run
 DATA = "data.json"  # of a run on own data
 WITHOUT_UNITS = (

@@ -90,7 +90,8 @@ class FullBatch:
 
 class SequenceData(lightning.LightningDataModule):
     """x [T, ...] and z [T, dz], sequences of the given lengths end to end; rows from `cut` on are
-    the validation block. `test` is a sequence x, z of its own. u [T, du] are control inputs.
+    the validation block: the usual one, unless told. `test` is a sequence x, z of its own.
+    u [T, du] are control inputs.
 
     The validation batch is all of it: the filter is built from its first part.
     """
@@ -103,12 +104,13 @@ class SequenceData(lightning.LightningDataModule):
         *,
         test: Batch | None = None,
         u: Tensor | None = None,
+        cut: int | None = None,
     ) -> None:
         super().__init__()
         self.x, self.z, self.test = x, z, test
         self.whole: Batch = (x, z) if u is None else (x, z, u)
         self.lengths = list(lengths or [z.shape[0]])
-        self.cut = validation_start(z.shape[0])
+        self.cut = validation_start(z.shape[0]) if cut is None else cut
         self.train_lengths, pieces = split_lengths(self.lengths, self.cut)
         self.val_lengths = [stop - start for start, stop in pieces]
 

@@ -33,7 +33,15 @@ from kbr.app.tasks.task import Problem
 from kbr.core.errors import KbrError
 
 NEEDED = ("data", "model", "trainer", "logger", "seed", "trials")
-SIMULATED = ("rotation", "oscillatory", "dsprites", "dmlab", "gaussian")
+SIMULATED = (
+    "rotation",
+    "oscillatory",
+    "dsprites",
+    "dmlab",
+    "gaussian",
+    "lorenz_images",
+    "pendulum_images",
+)
 REAL = ("rtt_canteen", "battery", "turbofan", "uwb_plaza")
 RESOLVERS = ("either", "flat", "resume_or")  # those of config/resolvers.py
 FUNCTIONS = (

@@ -166,6 +166,25 @@ class Heading(Filtering):
 
 
 @dataclass
+class Several(Simulated):
+    length: Count
+    test_length: Count
+    sigma_z: NotNegative
+    dt: Positive
+
+
+@dataclass
+class Lorenz(Several):
+    p: Annotated[float, Range(0, 1)]
+
+
+@dataclass
+class Pendulum(Several):
+    friction: NotNegative
+    clean: Steps
+
+
+@dataclass
 class OwnData:
     name: Name
     path: Paths | None
@@ -281,6 +300,16 @@ class LearnedFilter(TrainedFilter):
 
 
 Layers = Annotated[int, Range(1, most=100)]
+
+
+@dataclass
+class ReadoutFilter(TrainedFilter):
+    lam: Positive
+    batch: Count | None
+    chunk: Count
+    history: Count | Auto
+    velocity: bool | Auto
+    engine: EngineName
 
 
 @dataclass
@@ -416,6 +445,8 @@ OPTIONS: dict[str, type] = {
     "data/oscillatory": Ring,
     "data/dsprites": DSprites,
     "data/dmlab": Heading,
+    "data/lorenz_images": Lorenz,
+    "data/pendulum_images": Pendulum,
     "data/recording": OwnData,
     "data/rtt_canteen": Canteen,
     "data/battery": Battery,
@@ -436,6 +467,8 @@ TARGETS: dict[str, type] = {
     "kbr.app.tasks.simulated.oscillatory": Ring,
     "kbr.app.tasks.simulated.dsprites": DSprites,
     "kbr.app.tasks.simulated.dmlab": Heading,
+    "kbr.app.tasks.simulated.lorenz_images": Lorenz,
+    "kbr.app.tasks.simulated.pendulum_images": Pendulum,
     "kbr.app.recordings.task.recording": OwnData,
     "kbr.app.real.tasks.rtt_canteen": Canteen,
     "kbr.app.real.tasks.battery": Battery,
@@ -446,6 +479,7 @@ TARGETS: dict[str, type] = {
     "kbr.OriginalRule": OriginalRule,
     "kbr.ParticleFilter": ParticleFilter,
     "kbr.training.filters.learned.LearnedFilter": LearnedFilter,
+    "kbr.training.filters.readout.ReadoutFilter": ReadoutFilter,
     "kbr.training.filters.lstm.LSTMFilter": LSTMFilter,
     "kbr.training.filters.gru.GRUFilter": StateFilter,
     "kbr.training.filters.lru.LRUFilter": LRUFilter,

@@ -70,9 +70,9 @@ def view_of(
 ) -> View:
     """The view of one data set (without batch dimensions); the task says how it is shown."""
     return View(
-        x_train=data.x_train,
-        z_train=data.z_train,
-        x_test=data.x_test,
+        x_train=data.whole("x_train"),
+        z_train=data.whole("z_train"),
+        x_test=data.whole("x_test"),
         circular=getattr(task, "circular", False),
         window=getattr(task, "window", None),
         weights=weights,

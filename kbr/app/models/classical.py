@@ -63,7 +63,7 @@ class OracleMethod:
         task, n_train, n_test = problem.task, problem.n_train, problem.n_test
         drawn = [task.noisy_headings(n_train=n_train, n_test=n_test, seed=s) for s in seeds]
         noisy = torch.stack([test for _, test in drawn])
-        truth = torch.stack([problem.data(seed).z_test for seed in seeds])
+        truth = torch.stack([problem.data(seed).whole("z_test") for seed in seeds])
         started = time.perf_counter()
         result = task.oracle.filter(noisy)
         return Outcome(

@@ -33,10 +33,12 @@ from kbr.training.callbacks.bar import EpochBar, quiet_lightning
 from kbr.training.callbacks.gaze import LogGaze
 from kbr.training.encoders import MLP
 from kbr.training.filters.learned import LearnedFilter
+from kbr.training.filters.on_features import FilterOnFeatures
 from kbr.training.filters.trained import TrainedFilter
 from kbr.training.resuming import LAST
 
 TRIED_EPOCHS = 50  # of vectors: more do not validate better
+MOST_RAW = 20_000  # observations up to which the kernel filter on raw ones runs beside
 MOST_TRIED = 5000  # rows on which learned features are trained just to compare them
 GAZE_FRAMES = 4  # training frames on which TensorBoard shows what the encoder looks at
 
@@ -79,7 +81,7 @@ class TrainedMethod:
             trials.append(problem.test(filt, data))  # type: ignore[arg-type]
             spent += time.perf_counter() - began
             chosen.append(_chosen(filt, problem))
-            if self.compare_raw and not in_file(data.x_train):
+            if self.compare_raw and not too_many(data.x_train):
                 plain = KernelBayesFilter(standardize=False)
                 plain.fit(data.x_train, data.z_train, units=problem.filter_units)
                 result, truth = problem.test(plain, data)  # type: ignore[arg-type]
@@ -101,7 +103,8 @@ class TrainedMethod:
                 own_error=float(columns[problem.val_name].mean()),
             )
         elif self.compare_raw:
-            notes = (*notes, "frames stay in their file: no kernel filter on raw ones beside it")
+            why = "frames stay in their file" if in_file(data.x_train) else "there are many frames"
+            notes = (*notes, f"{why}: no kernel filter on raw ones beside it")
         return stacked(
             trials,
             chosen=columns,
@@ -130,7 +133,7 @@ class TrainedMethod:
         resume = context.resume and trial_folder(context.resume, seed, seeds)
         if resume and not (resume / LAST).is_file():
             resume = None  # this trial had not begun
-        units = problem.filter_units or Units.none(data.z_train)  # the paper's tasks have none
+        units = problem.filter_units or Units.none(data.z_train[0])  # the paper's tasks have none
         u, kept = getattr(data, "u_train", None), False
         if not context.resume:
             state = filt.training_in(folder, data.x_train, data.z_train, seed, u=u, units=units)
@@ -176,7 +179,7 @@ class TrainedMethod:
 
     def _view(self, problem: Sequential, seeds: Sequence[int], folder: Path) -> View:
         loaded = self._load(problem, seeds[0], seeds, folder)
-        weighing = loaded if isinstance(loaded, LearnedFilter) else None
+        weighing = loaded if isinstance(loaded, FilterOnFeatures) else None
         return problem.view(problem.data(seeds[0]), weighing, loaded.gaze)  # type: ignore[arg-type]
 
     def _load(
@@ -238,6 +241,13 @@ def tried(
 def in_file(x_train: Any) -> bool:
     """Whether frames stay in their file: too many for the kernel filter on raw observations."""
     return isinstance(x_train, list) and isinstance(x_train[0], FileRows)
+
+
+def too_many(x_train: Any) -> bool:
+    """Whether raw observations are more than the kernel filter takes in passing."""
+    if isinstance(x_train, torch.Tensor):
+        return len(x_train) > MOST_RAW
+    return in_file(x_train) or sum(len(piece) for piece in x_train) > MOST_RAW
 
 
 def _chosen(filt: TrainedFilter, problem: Sequential) -> dict[str, float]:

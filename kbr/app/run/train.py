@@ -42,7 +42,7 @@ from kbr.app.run.folder import (
 from kbr.app.run.monitoring import log_outcome
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
 from kbr.app.run.trainer import is_parallel, launch_of, trainer_settings
-from kbr.app.runs.metrics import trial_coverage, uncertainty_metrics
+from kbr.app.runs.metrics import trial_uncertainty, uncertainty_metrics
 from kbr.app.sweep.grid import searches
 from kbr.app.sweep.progress import SweepProgress
 from kbr.app.tasks.task import Problem
@@ -61,6 +61,7 @@ SHOWN = (
     "val/mse_standardised",
     "test/mse_standardised",
     "test/angular_error_degrees",
+    "test/mse_db",
     "test/mse_of_zero",
     "test/mse_of_mean",
     "test/mse_of_raw_kernel",
@@ -275,7 +276,7 @@ def write_outcome(
     rmse = (outcome.mean - outcome.truth).square().mean(-2).sqrt()  # [trials, dz]
     for name, values in zip(outcome.labels or (), rmse.unbind(-1), strict=False):
         metrics[f"test/rmse/{name}"] = float(values.mean())
-    shares = trial_coverage(outcome)
+    shares = trial_uncertainty(outcome)
     rows = [
         {
             **problem.columns(),

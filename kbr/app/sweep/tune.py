@@ -197,7 +197,7 @@ def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> f
                 data.x_train,
                 data.z_train,
                 u=getattr(data, "u_train", None),
-                units=problem.filter_units or Units.none(data.z_train),
+                units=problem.filter_units or Units.none(data.z_train[0]),
                 seed=seed,
                 folder=Path(folder),
                 trainer={**settings, "callbacks": watch},

@@ -10,6 +10,8 @@ from kbr.core.datasets.dsprites import DSprites
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
 from kbr.core.datasets.gaussian import GaussianTask
 from kbr.core.datasets.heading import Heading
+from kbr.core.datasets.lorenz import LorenzImages
+from kbr.core.datasets.pendulum import PendulumImages
 
 
 def filtering(task: Callable[..., FilteringTask], *more: Callable[..., Any]) -> Any:
@@ -43,6 +45,8 @@ rotation = filtering(Rotation)
 oscillatory = filtering(Oscillatory)
 dsprites = filtering(_dsprites, DSprites)
 dmlab = filtering(_heading, heading_frames, Heading)
+lorenz_images = filtering(LorenzImages)
+pendulum_images = filtering(PendulumImages)
 
 
 def gaussian(*, name: str, dim: int, n_train: int, n_prior: int, n_test: int) -> PosteriorMean:

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -15,17 +16,16 @@ from kbr.core.datasets.dynamics import FilteringData
 from kbr.core.datasets.gaussian import GaussianData, GaussianTask
 from kbr.core.datasets.sprites import SpriteRenderer, SpriteSource
 from kbr.core.errors import KbrError
+from kbr.core.filters.base import BaseFilter
 from kbr.core.filters.classical.state_space import StateSpaceModel
-from kbr.core.filters.result import FilterResult
+from kbr.core.filters.result import AXES, FilterResult, joined
 from kbr.loading import RECURRENT
 
 
 class FilteringTask(Protocol):
-    """Data for filters: sequences from a seed, and the true model where it is known."""
+    """Data for filters: sequences from a seed. Where the true model is known, `state_space()`."""
 
     def generate(self, *, n_train: int, n_test: int, seed: int) -> FilteringData: ...
-
-    def state_space(self) -> StateSpaceModel: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Filtering:
         if not self.shift:
             return own
         other = self.task.generate(**sizes, seed=seed + self.shift)
-        if torch.equal(own.z_test, other.z_test):
+        if _same(own.z_test, other.z_test):
             raise KbrError(
                 f"data={self.name} has the same test sequence whatever the seed. Leave out "
                 "data.seed."
@@ -61,21 +61,28 @@ class Filtering:
 
     def trials(self, seeds: Sequence[int]) -> FilteringData:
         """Independent data sets stacked along a leading dimension; seed k always gives the same."""
-        several = [vars(self.data(seed)) for seed in seeds]
-        return FilteringData(**{n: torch.stack([d[n] for d in several]) for n in several[0]})
+        return FilteringData.stacked([self.data(seed) for seed in seeds])
 
     def test(self, filt: Filter, data: FilteringData) -> tuple[FilterResult, Tensor]:
-        """Answers at every test step, and the truth."""
-        result = filt.filter(data.x_test)
-        return result, data.z_test.to(result.mean)
+        """Answers at every test step, and the truth; of several sequences, end to end."""
+        if isinstance(data.x_test, list):
+            assert isinstance(data.z_test, list)
+            truth = torch.cat(data.z_test, -2)
+            result = _tested(filt, data.x_test, truth.ndim - 2)
+        else:
+            assert isinstance(data.z_test, Tensor)
+            result, truth = filt.filter(data.x_test), data.z_test
+        return result, truth.to(result.mean)
 
     def view(
         self, data: FilteringData, filt: Stepping | None = None, gaze: Gaze | None = None
     ) -> View:
         """What pictures show of one data set, or of the first trial; weights are those of filt."""
-        if data.z_train.ndim == 3:
-            data = FilteringData(**{name: value[0] for name, value in vars(data).items()})
-        weights = None if filt is None else first_weights(filt, data.x_test)
+        first = data.z_train[0] if isinstance(data.z_train, list) else data.z_train
+        if first.ndim == 3:
+            data = data.each(lambda rows: rows[0])
+        seen = data.x_test[0] if isinstance(data.x_test, list) else data.x_test
+        weights = None if filt is None else first_weights(filt, seen)
         return view_of(self.task, data, weights=weights, gaze=gaze)
 
     def info(self) -> dict[str, object]:
@@ -90,13 +97,15 @@ class Filtering:
 
     def state_space(self) -> StateSpaceModel:
         """The true model."""
-        if not hasattr(self.task, "state_space"):
+        known = getattr(self.task, "state_space", None)
+        if known is None:
             raise KbrError(
                 "models ekf, ukf, particle and iw_true_ratio need the true dynamics and sensor, "
                 f"and {type(self.task).__name__} (data={self.name}) has no state_space(). Add it, "
                 f"or use model=iw, iw_paper, original, iw_nn, {', '.join(RECURRENT)}."
             )
-        return self.task.state_space()
+        model: StateSpaceModel = known()
+        return model
 
     def columns(self) -> dict[str, object]:
         return {"data": self.name, "n_train": self.n_train}
@@ -105,6 +114,32 @@ class Filtering:
         """What the task measures beside the squared error, if anything."""
         measure = getattr(self.task, "extra_metrics", None)
         return measure(mean, truth) if measure else {}
+
+
+def _same(one: Any, other: Any) -> bool:
+    several = isinstance(one, list)
+    return all(map(torch.equal, one, other)) if several else torch.equal(one, other)
+
+
+def _tested(filt: Filter, x: list[Tensor], lead: int) -> FilterResult:
+    """Each sequence entered without memory; kbr's own filters take those of one length together.
+
+    `lead` counts the dimensions before that of time.
+    """
+    if not isinstance(filt, BaseFilter):
+        return joined([filt.filter(one) for one in x])
+    parts = []
+    for _, same in groupby(x, key=lambda one: one.shape):
+        alike = list(same)
+        result = filt.filter(torch.stack(alike, lead))
+        parts += [_taken(result, k, lead) for k in range(len(alike))]
+    return joined(parts)
+
+
+def _taken(result: FilterResult, k: int, axis: int) -> FilterResult:
+    """The k-th of the sequences along an axis."""
+    there = {name: getattr(result, name) for name in AXES}
+    return FilterResult(**{n: v.select(axis, k) for n, v in there.items() if v is not None})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,9 @@ that bends the posterior away from a Gaussian.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,12 +23,42 @@ BURN_IN = 50  # steps thrown away; the angle is uniform from the start, the radi
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FilteringData:
-    """A training sequence of pairs and an independent test sequence; x may be images [*b n ...]."""
+    """A training sequence of pairs and an independent test sequence; x may be images [*b n ...].
 
-    x_train: Float[Tensor, "..."]
-    z_train: Float[Tensor, "*b n dz"]
-    x_test: Float[Tensor, "..."]
-    z_test: Float[Tensor, "*b m dz"]
+    Or lists of such sequences, each of which starts anew.
+    """
+
+    x_train: Float[Tensor, "..."] | list[Tensor]
+    z_train: Float[Tensor, "*b n dz"] | list[Tensor]
+    x_test: Float[Tensor, "..."] | list[Tensor]
+    z_test: Float[Tensor, "*b m dz"] | list[Tensor]
+
+    @classmethod
+    def stacked(cls, several: Sequence["FilteringData"]) -> "FilteringData":
+        """Data sets of the same sizes along a leading dimension."""
+        return cls(**{name: _stacked([getattr(one, name) for one in several]) for name in NAMES})
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "FilteringData":
+        """The same with every sequence changed."""
+        changed = {}
+        for name in NAMES:
+            rows = getattr(self, name)
+            changed[name] = list(map(change, rows)) if isinstance(rows, list) else change(rows)
+        return FilteringData(**changed)
+
+    def whole(self, name: str) -> Tensor:
+        """x_train, z_train, x_test or z_test of one data set, its sequences end to end."""
+        rows: Tensor | list[Tensor] = getattr(self, name)
+        return torch.cat(rows) if isinstance(rows, list) else rows
+
+
+NAMES = tuple(item.name for item in fields(FilteringData))
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], list):
+        return [torch.stack(same) for same in zip(*parts, strict=True)]
+    return torch.stack(list(parts))
 
 
 class Sampled:

@@ -94,6 +94,17 @@ def gaussian_crps(mean: Mean, cov: Cov, z: Mean) -> Number:
     return (sd * inside).sum(-1)
 
 
+def gaussian_log_likelihood(mean: Mean, cov: Cov, z: Mean) -> Number:
+    """Of the truth, summed over coordinates; here larger is better.
+
+    Math: -((z - m)' C^-1 (z - m) + log det C + d log 2 pi) / 2.
+    """
+    spread = torch.linalg.slogdet(widened(cov)).logabsdet
+    constant = mean.shape[-1] * math.log(2 * math.pi)
+    value: Tensor = -0.5 * (squared_mahalanobis(mean, cov, z) + spread + constant)
+    return value
+
+
 def crps(belief: Embedding, z: Mean) -> Number:
     """CRPS of the weighted points' marginals, summed over coordinates; weights as a distribution.
 

@@ -3,27 +3,25 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.features import Identity, RandomFourier
-from kbr.core.filters.belief import KernelBelief, KernelFilterResult
 from kbr.core.filters.kernel.facts import grid_of, kernel_facts
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.growing import goes_on
 from kbr.core.filters.kernel.held_out import measured
-from kbr.core.filters.kernel.more_rows import joined, recorded
+from kbr.core.filters.kernel.more_rows import joined
 from kbr.core.filters.kernel.search import ETA_BOUNDS, SCALE_BOUNDS, Space
 from kbr.core.filters.training_data import TrainingData
 from kbr.core.inputs import check_positive, check_sizes
-from kbr.core.io.file_rows import FileRows
 from kbr.core.rules import ImportanceWeightedRule
-from kbr.core.uncertainty.calibration import Calibration
 from kbr.core.units.scaling import Scaling
 from kbr.training.data import Observations
+from kbr.training.filters.on_features import FilterOnFeatures
 from kbr.training.filters.trained import TrainedFilter
 from kbr.training.modules.base import SequenceModule
 from kbr.training.modules.features import COLLAPSED, LAMS, FeatureModule
@@ -33,7 +31,7 @@ WIDEST = 1.0  # wider kernels of z only win by luck of the validation block: no 
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class LearnedFilter(TrainedFilter):
+class LearnedFilter(FilterOnFeatures):
     """Features psi(x) trained once with r = 1, then the kernel Bayes filter on them.
 
     lam           ridge of the training loss; far too large a one collapses the features to zero;
@@ -73,7 +71,6 @@ class LearnedFilter(TrainedFilter):
         if self.targets not in ("fourier", "cholesky"):
             raise KbrError(f"targets must be fourier or cholesky; got {self.targets!r}.")
         self.collapsed = False
-        self._filter: KernelBayesFilter | None = None
         self._psi = self._z = torch.empty(0, device="cpu")
 
     def finish(self, module: SequenceModule, x: Observations, z: Tensor, *u: Tensor) -> None:
@@ -154,19 +151,6 @@ class LearnedFilter(TrainedFilter):
         units = replace(self.units, x=Scaling.none(self._psi), x_names=None, sensors=None)
         return TrainingData(self._psi, self._z, self._lengths, (self._psi.shape[-1],), units)
 
-    def partial_fit(
-        self, x: Any, z: Any, *, time: Any = None, continues: bool = False, **about: Any
-    ) -> Self:
-        """More pairs for the kernel filter, see its `partial_fit`; the network stays as it is."""
-        if self._filter is None:
-            return self.fit(x, z, time=time, **about)
-        x, z, _, time = recorded(self.units, x, z, None, time)
-        several = isinstance(x, list | tuple) and hasattr(x[0], "shape")
-        psi = [self._features(self.units.observations(part)) for part in (x if several else [x])]
-        rows: Any = psi if several else psi[0]
-        self._filter.partial_fit(rows, z, time=time, continues=continues, **about)
-        return self
-
     def fitted_state(self) -> dict[str, Any]:
         state = {"psi": self._psi, "z": self._z, "lengths": self._lengths}
         data, more = self.kernel_filter.fitted.data, {}
@@ -185,38 +169,3 @@ class LearnedFilter(TrainedFilter):
             rows = replace(about, x=more["psi"], z=more["z"], lengths=more["lengths"])
             grown = fitted.grown(joined(fitted.data, rows, more["goes_on"]))
             self._filter = KernelBayesFilter.of(grown)
-
-    @property
-    def kernel_filter(self) -> KernelBayesFilter:
-        """The filter on features, for its operators, smoothing and forecasts."""
-        if self._filter is None:
-            raise KbrError("this filter is not fitted yet: call fit(x_train, z_train, ...) first.")
-        return self._filter
-
-    @property
-    def calibration(self) -> Calibration | None:
-        return self.kernel_filter.calibration
-
-    @property
-    def smoothing_calibration(self) -> Calibration | None:
-        return self.kernel_filter.smoothing_calibration
-
-    def _filtered(self, x: Tensor | FileRows, *u: Tensor) -> KernelFilterResult:
-        return self.kernel_filter._filtered(self._features(x))
-
-    def _smoothed(self, x: Tensor | FileRows, *u: Tensor) -> KernelFilterResult:
-        return self.kernel_filter._smoothed(self._features(x))
-
-    def _start(self, prior: Any) -> KernelBelief:
-        return self.kernel_filter._start(prior)
-
-    def _stepped(self, belief: KernelBelief, x: Tensor, *u: Tensor) -> KernelBelief:
-        return self.kernel_filter._stepped(belief, self._features(self._one_row(x))[0])
-
-    def _ahead(self, belief: KernelBelief, steps: int, *u: Tensor) -> KernelBelief:
-        return self.kernel_filter._ahead(belief, steps)
-
-    def _features(self, x: Tensor | FileRows) -> Tensor:
-        psi, seen, lead = self.encode(x)
-        psi = torch.where(seen.unsqueeze(-1), psi, torch.nan)
-        return psi.reshape(*lead, *psi.shape[1:])

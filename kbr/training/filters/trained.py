@@ -21,6 +21,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError, Preempted
 from kbr.core.filters.base import BaseFilter
 from kbr.core.filters.kernel.search import Edge
+from kbr.core.filters.kernel.validation import validation_start
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive, check_sizes
 from kbr.core.io import checkpoint
 from kbr.core.io.file_rows import FileRows
@@ -115,6 +116,10 @@ class TrainedFilter(BaseFilter):
             },
         }
 
+    def held_out_from(self, lengths: Sequence[int]) -> int:
+        """First of the training rows that the network does not see: its validation block."""
+        return validation_start(sum(lengths))
+
     @abstractmethod
     def finish(self, module: SequenceModule, x: Any, z: Tensor, *u: Tensor) -> None:
         """What is fitted once the network is trained, on all training steps; u where there is."""
@@ -186,7 +191,8 @@ class TrainedFilter(BaseFilter):
     ) -> Self:
         x, z, self._lengths, self._units = rows.x, rows.z, rows.lengths, rows.units
         self._controls = sum(part.shape[-1] for part in rows.u)
-        data = SequenceData(x, z, self._lengths, u=rows.u[0] if rows.u else None)
+        cut, u = self.held_out_from(self._lengths), rows.u[0] if rows.u else None
+        data = SequenceData(x, z, self._lengths, u=u, cut=cut)
         self._record = record_of(self.kind, self.hyper_parameters(), rows, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # networks draw their first weights from the global generator

@@ -1,0 +1,76 @@
+"""Trained filters that end in a kernel Bayes filter, on what a network makes of observations."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.filters.belief import KernelBelief, KernelFilterResult
+from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.filters.kernel.more_rows import recorded
+from kbr.core.io.file_rows import FileRows
+from kbr.core.uncertainty.calibration import Calibration
+from kbr.training.filters.trained import TrainedFilter
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class FilterOnFeatures(TrainedFilter):
+    """`finish` of a subclass fits the kernel filter, which then filters, smooths and steps."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._filter: KernelBayesFilter | None = None
+
+    def partial_fit(
+        self, x: Any, z: Any, *, time: Any = None, continues: bool = False, **about: Any
+    ) -> Self:
+        """More pairs for the kernel filter, see its `partial_fit`; the network stays as it is."""
+        if self._filter is None:
+            return self.fit(x, z, time=time, **about)
+        x, z, _, time = recorded(self.units, x, z, None, time)
+        several = isinstance(x, list | tuple) and hasattr(x[0], "shape")
+        psi = [self._features(self.units.observations(part)) for part in (x if several else [x])]
+        rows: Any = psi if several else psi[0]
+        self._filter.partial_fit(rows, z, time=time, continues=continues, **about)
+        return self
+
+    @property
+    def kernel_filter(self) -> KernelBayesFilter:
+        """The filter on features, for its operators, smoothing and forecasts."""
+        if self._filter is None:
+            raise KbrError("this filter is not fitted yet: call fit(x_train, z_train, ...) first.")
+        return self._filter
+
+    @property
+    def calibration(self) -> Calibration | None:
+        return self.kernel_filter.calibration
+
+    @property
+    def smoothing_calibration(self) -> Calibration | None:
+        return self.kernel_filter.smoothing_calibration
+
+    def _filtered(self, x: Tensor | FileRows, *u: Tensor) -> KernelFilterResult:
+        return self.kernel_filter._filtered(self._features(x))
+
+    def _smoothed(self, x: Tensor | FileRows, *u: Tensor) -> KernelFilterResult:
+        return self.kernel_filter._smoothed(self._features(x))
+
+    def _start(self, prior: Any) -> KernelBelief:
+        return self.kernel_filter._start(prior)
+
+    def _stepped(self, belief: KernelBelief, x: Tensor, *u: Tensor) -> KernelBelief:
+        return self.kernel_filter._stepped(belief, self._features(self._one_row(x))[0])
+
+    def _ahead(self, belief: KernelBelief, steps: int, *u: Tensor) -> KernelBelief:
+        return self.kernel_filter._ahead(belief, steps)
+
+    def _features(self, x: Tensor | FileRows) -> Tensor:
+        psi, seen, lead = self.encode(x)
+        rows = torch.where(seen.unsqueeze(-1), self._shown(psi), torch.nan)
+        return rows.reshape(*lead, *rows.shape[1:])
+
+    def _shown(self, psi: Tensor) -> Tensor:
+        """What the kernel filter sees of features [... d]."""
+        return psi

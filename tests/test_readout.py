@@ -1,0 +1,107 @@
+"""The readout filter: its regression by hand, the rows it draws, its filter, its file."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from kbr.core.datasets.dynamics import Rotation
+from kbr.core.errors import KbrError
+from kbr.core.units.units import Units
+from kbr.training import MLP, ReadoutFilter
+from kbr.training.modules.readout import ReadoutModule
+
+ENCODER = partial(MLP, n_features=8, hidden=(32,))
+QUIET = {"enable_progress_bar": False, "logger": False}
+
+
+def seen(z, generator):
+    """Twelve numbers that tell a position with noise."""
+    places = torch.linspace(-1.5, 1.5, 6, dtype=torch.float64)
+    noisy = z + 0.3 * torch.randn(z.shape, generator=generator, dtype=z.dtype)
+    return torch.exp(-(noisy.unsqueeze(-1) - places).square() / 0.3).flatten(-2)
+
+
+@pytest.fixture(scope="module")
+def data():
+    generator = torch.Generator().manual_seed(1000)
+    z = Rotation(sigma_z=0.1).latents(60, generator, (8,))
+    return seen(z, generator), z
+
+
+@pytest.fixture(scope="module")
+def fitted(data):
+    x, z = data
+    filt = ReadoutFilter(encoder=ENCODER, epochs=120, val_every=40, lr=1e-2)
+    return filt.fit(list(x[:5]), list(z[:5]), trainer=QUIET)
+
+
+def module(**settings):
+    return ReadoutModule(encoder=ENCODER, shape=(12,), dz=2, **settings)
+
+
+def test_readout_is_ridge_regression_of_standardised_latents(data):
+    psi, z = torch.randn(60, 5, dtype=torch.float64), data[1].flatten(0, 1)[:60] + 3.0
+    one = module(lam=0.01).double()
+    one.fit_scales(data[0].flatten(0, 1)[:60], z)
+    target = (z - z.mean(0)) / z.std(0, correction=0)
+    want = torch.linalg.solve(psi.mT @ psi + 0.6 * torch.eye(5).double(), psi.mT @ target)
+    torch.testing.assert_close(one.readout(psi, z), want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_draws_its_rows_by_seed_and_epoch():
+    assert module(batch=None).drawn(100) is None
+    assert module(batch=200).drawn(100) is None
+    first, again = module(batch=30, seed=1).drawn(100), module(batch=30, seed=1).drawn(100)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, module(batch=30, seed=2).drawn(100))
+
+
+def test_filter_is_better_than_each_observation_by_itself(fitted, data):
+    x, z = (rows[5:] for rows in data)
+    told, found = fitted.readout(x), fitted.filter(x)
+    alone, filtered = (float((m - z).square().sum(-1).mean()) for m in (told, found.mean))
+    assert alone < 0.35  # two coordinates with noise of .3 each have .18
+    assert filtered < 0.7 * alone
+    assert 0.75 < float(fitted.credible_region(found).contains(z).double().mean()) < 0.99
+
+
+def test_what_the_kernel_sees_has_errors_of_size_one(fitted, data):
+    """On the rows that the network has not seen: the end of the training sequences."""
+    x, z = (rows[:5].flatten(0, 1) for rows in data)
+    cut = fitted.held_out_from([60] * 5)
+    shown = fitted._features(fitted.units.observations(x[cut:]))
+    exact = fitted._white(fitted._get().targets(fitted.units.z.apply(z[cut:])))
+    second = (shown - exact).mT @ (shown - exact) / len(shown)
+    torch.testing.assert_close(second, torch.eye(2).double(), atol=1e-3, rtol=1e-3)
+
+
+def test_steps_and_files_give_the_same_beliefs(fitted, data, tmp_path):
+    x = data[0][5]
+    whole, belief = fitted.filter(x), fitted.init()
+    for row in x[:10]:
+        belief = fitted.step(belief, row)
+    torch.testing.assert_close(belief.mean, whole.mean[9], atol=1e-6, rtol=0)
+    fitted.save(tmp_path / "filter.ckpt")
+    again = ReadoutFilter.load(tmp_path / "filter.ckpt").filter(x)
+    torch.testing.assert_close(again.mean, whole.mean, atol=1e-9, rtol=0)
+    torch.testing.assert_close(again.cov, whole.cov, atol=1e-9, rtol=0)
+
+
+def test_whole_sequences_are_held_out_of_many_rows():
+    filt = ReadoutFilter(encoder=ENCODER)
+    assert filt.held_out_from([200] * 20) == 17 * 200
+    assert filt.held_out_from([100] * 5) == 500 - 500 // 3
+
+
+@pytest.mark.parametrize(
+    "settings", [{"lam": 0.0}, {"batch": 0}, {"history": 0}, {"engine": "quick"}, {"chunk": 0}]
+)
+def test_a_wrong_setting_is_named(settings):
+    with pytest.raises(KbrError, match=next(iter(settings))):
+        ReadoutFilter(encoder=ENCODER, **settings)
+
+
+def test_units_are_kept(fitted):
+    assert isinstance(fitted.units, Units)
+    assert fitted.chosen["scale_x"] > 0
