@@ -21,7 +21,8 @@ from kbr.core.units.scaling import Scaling
 from kbr.core.units.units import Units
 
 OWN = "kbr.own_model"
-TRAINED = ("kbr.learned_filter", "kbr.lstm_filter", "kbr.gru_filter")
+RECURRENT = ("lstm", "gru", "lru", "rkn", "transformer", "kalman_nn")
+TRAINED = tuple(f"kbr.{name}_filter" for name in ("learned", *RECURRENT))
 RECORD = "run.json"  # of a finished run
 DATA = "data.json"  # of a run on own data
 WITHOUT_UNITS = (
@@ -46,11 +47,12 @@ def load_filter(run: str | Path, *, trial: int = 0, trust: Sequence[str] = ()) -
     kind = content["kind"]
     _import_trusted(trust)
     if kind in TRAINED:
-        from kbr.training import GRUFilter, LearnedFilter, LSTMFilter
+        from kbr import training
 
         units = None if content.get("units") is not None else _older_units(path)
-        kinds = {made.kind: made for made in (LearnedFilter, LSTMFilter, GRUFilter)}
-        return kinds[kind].load(path, units=units)
+        made = [getattr(training, name) for name in training.__all__]
+        filters = {one.kind: one for one in made if hasattr(one, "kind")}
+        return filters[kind].load(path, units=units)
     if kind == REFINED:
         refined = trial_state(content["refined"], trial)
         inner = _with_units(refined["filter"], path)

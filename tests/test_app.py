@@ -11,6 +11,8 @@ import pytest
 from command_line import Done, call
 from hydra import compose, initialize_config_dir
 
+from kbr.loading import RECURRENT
+
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
 SMOKE = ["debug=smoke", "trainer=cpu"]
@@ -145,10 +147,10 @@ def test_a_trained_model_runs_evaluates_and_resumes(tmp_path):
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_lstm_runs(tmp_path):
-    done = train(
-        tmp_path / "run", "model=lstm", "model.filter.epochs=2", "model.filter.val_every=1"
-    )
+@pytest.mark.parametrize("model", RECURRENT)
+def test_networks_run(tmp_path, model):
+    few = ["model.filter.epochs=2", "model.filter.val_every=1"]
+    done = train(tmp_path / "run", f"model={model}", *few)
     assert done.returncode == 0, done.stderr
 
 

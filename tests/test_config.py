@@ -39,7 +39,7 @@ NOT_PARTS = {
 }  # mappings, or null
 MAY_BE_EMPTY = {"label", "version"}  # texts
 MAY_BE_NULL = {"data.path", "data.step", "data.max_gap", "model.ridge", "model.filter.dropout"}
-MAY_BE_NULL |= {"logger.tracking_uri", "figure.x", "model.most", "model.frames.most"}
+MAY_BE_NULL |= {"logger.tracking_uri", "figure.x", "model.most", "model.frames.most", "data.trend"}
 
 
 ALL = [*FILES, "train", "evaluate"]

@@ -12,7 +12,15 @@ from test_showing import FEW, X_TEST, YAW, Z_TEST, X, Z
 
 from kbr import Gaussian, ImportanceWeightedRule, KbrError, KernelBayesFilter
 from kbr.core.filters.refined import RefinedFilter
-from kbr.training import GRUFilter, LearnedFilter, LSTMFilter
+from kbr.training import (
+    GRUFilter,
+    KalmanNNFilter,
+    LearnedFilter,
+    LRUFilter,
+    LSTMFilter,
+    RKNFilter,
+    TransformerFilter,
+)
 from kbr.training.encoders import MLP
 
 KINDS = {
@@ -21,6 +29,10 @@ KINDS = {
     LearnedFilter: {"epochs": 3, "n_fourier": 32, "encoder": MLP},
     LSTMFilter: {"hidden": 5},
     GRUFilter: {"gaps": 0.2},
+    LRUFilter: {"layers": 1},
+    TransformerFilter: {"heads": 2, "window": 3},
+    RKNFilter: {"basis": 4, "loss": "mse"},
+    KalmanNNFilter: {"hidden": 4},
 }
 
 

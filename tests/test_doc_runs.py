@@ -17,6 +17,8 @@ import pytest
 from command_line import call
 from test_doc_commands import PAGES, ROOT, commands
 
+from kbr.loading import RECURRENT
+
 SMALL = ("data.n_train=40", "data.n_test=10")
 BRIEF = ("model.filter.epochs=2", "model.filter.val_every=2")
 # What a reader fills in, and what the desk below has for it.
@@ -117,7 +119,7 @@ def shortened(script: str, arguments: str) -> list[str]:
     gaussian = any("posterior_mean" in word for word in words)
     model = next((w for w in words if w.startswith("model=")), "")
     experiment = any(w.startswith("experiment=") for w in words)
-    trained = set(model.removeprefix("model=").split(",")) <= {"iw_nn", "lstm", ""}
+    trained = set(model.removeprefix("model=").split(",")) <= {"iw_nn", *RECURRENT, ""}
     brief = BRIEF if trained and not (experiment and not model) else ()
     few = ["data.dim=2"] if gaussian else []
     return [*keep, *SMALL, *few, *brief, "trials=2" if "-m" in words else "trials=1"]
@@ -157,10 +159,12 @@ def test_streams_of_the_page_on_deploying_run(desk):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", SEARCH.findall((ROOT / "docs" / "scaling.md").read_text()))
-def test_searches_of_the_page_on_scaling_run(desk, line):
+@pytest.mark.parametrize(
+    "line", [line for page in PAGES for line in SEARCH.findall(page.read_text())]
+)
+def test_searches_of_the_pages_run(desk, line):
     """Two trials of few epochs each."""
-    words = shlex.split(line.replace("\\\n", " ").replace("--trials 40", "--trials 2"))
+    words = shlex.split(re.sub(r"--trials \d+", "--trials 2", line.replace("\\\n", " ")))
     tool = str(Path(sys.executable).parent / words[0])
     keep = [word for word in words[1:] if not word.startswith("trials=")]
     done = subprocess.run(

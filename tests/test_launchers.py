@@ -132,8 +132,17 @@ def test_ranges_on_the_command_line_are_searched(search):
     ("model", "keys"),
     [
         ("iw_nn", {"model.filter.lr", "model.filter.noise", "encoder.dropout", "model.filter.lam"}),
-        ("lstm", {"model.filter.lr", "model.filter.noise", "model.filter.dropout"}),
-        ("gru", {f"model.filter.{name}" for name in ("lr", "noise", "dropout", "chunk")}),
+        *(
+            (model, {f"model.filter.{name}" for name in ("lr", "noise", "dropout", "loss", own)})
+            for model, own in (
+                ("lstm", "window"),
+                ("gru", "chunk"),
+                ("lru", "layers"),
+                ("rkn", "hidden"),
+                ("transformer", "window"),
+                ("kalman_nn", "hidden"),
+            )
+        ),
     ],
 )
 def test_what_is_searched_by_itself(search, model, keys):
@@ -192,13 +201,22 @@ def test_a_search_goes_on_prunes_and_ends_with_a_command(search, tmp_path, capsy
     study = tmp_path / "study.db"
     search.search([*given, "model.filter.lr=interval(1e-3,1e-2)"], trials=1, study=study)
     capsys.readouterr()
-    best = search.search([*given, "model.filter.lr=interval(1e-3,1e-2)"], trials=2, study=study)
+    keep, searched = tmp_path / "configs" / "hparams", "model.filter.lr=interval(1e-3,1e-2)"
+    best = search.search([*given, searched], trials=2, study=study, keep=keep)
     printed = capsys.readouterr().out
     assert "1 done" in printed
     assert printed.count("[2/2]") == 1
     assert f"model.filter.lr={best.params['model.filter.lr']:.4g}" in printed
     assert "python train.py data=dsprites" in printed
     assert best.value > 0
+    assert f"settings    {keep / 'dsprites_iw_nn.yaml'}" in printed
+    assert len((keep / "dsprites_iw_nn.csv").read_text().splitlines()) == 3
+    applied = ["data=dsprites", "model=iw_nn", "hparams=${data}_${model}"]
+    config = search.composed([*applied, f"hydra.searchpath=[file://{keep.parent}]"])
+    assert config.model.filter.lr == pytest.approx(best.params["model.filter.lr"], rel=1e-3)
+    others = ["model=lstm", "hparams=dsprites_iw_nn", f"hydra.searchpath=[file://{keep.parent}]"]
+    with pytest.raises(KbrError, match="hparams=dsprites_iw_nn holds settings of another model"):
+        search.composed(others)
     pruner = sys.modules["optuna"].pruners.MedianPruner
     monkeypatch.setattr(pruner, "prune", lambda self, study, trial: trial.number == 2)
     search.search([*given, "model.filter.lr=interval(1e-3,1e-2)"], trials=3, study=study)

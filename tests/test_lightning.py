@@ -7,19 +7,19 @@ import kbr._torchvision  # noqa: F401  (before lightning)
 
 # isort: split
 import lightning
+import networks
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from networks import ENCODER
 
 from kbr.app.run.trainer import is_parallel, trainer_settings
 from kbr.core.errors import KbrError
-from kbr.training import MLP, GRUFilter, LearnedFilter, LSTMFilter
+from kbr.training import LearnedFilter
 from kbr.training.data import SequenceData
 from kbr.training.modules.features import FeatureModule
-from kbr.training.modules.gru import GRUModule
-from kbr.training.modules.lstm import LSTMModule
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.filterwarnings(
@@ -28,16 +28,13 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`lr_scheduler.step..` before",
 )
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
-ENCODER = partial(MLP, hidden=(8,), n_features=4)
 MODULES = {
     "learned": partial(FeatureModule, n_fourier=16, coarse_scales=(1.0,), lams=(1e-3, 1e-1)),
-    "lstm": partial(LSTMModule, window=3, hidden=5),
-    "gru": partial(GRUModule, chunk=9, hidden=5),
+    **networks.MODULES,
 }
 FILTERS = {
     "learned": partial(LearnedFilter, n_fourier=16, coarse_scales=(1.0,), lams=(1e-3, 1e-1)),
-    "lstm": partial(LSTMFilter, window=3, hidden=5),
-    "gru": partial(GRUFilter, chunk=9, hidden=5),
+    **networks.FILTERS,
 }
 
 

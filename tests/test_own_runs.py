@@ -18,6 +18,7 @@ from recordings import own, saved, turning
 from kbr import KernelBayesFilter
 from kbr.app.building.default_model import default_model
 from kbr.core.errors import KbrError
+from kbr.loading import RECURRENT
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -205,19 +206,13 @@ def test_a_mistake_is_named_and_leaves_nothing_behind(tmp_path, arguments, words
 # Trained filters on lists of sequences
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("kind", RECURRENT)
 def test_recurrent_models_remember_no_other_sequence(kind):
-    from functools import partial
+    from networks import ENCODER, MODULES
 
-    from kbr.training.encoders import MLP
-    from kbr.training.modules.gru import GRUModule
-    from kbr.training.modules.lstm import LSTMModule
-
-    encoder = partial(MLP, n_features=4, hidden=(5,))
-    made = {"lstm": partial(LSTMModule, window=6), "gru": GRUModule}[kind]
-    module = made(encoder=encoder, shape=(3,), dz=2, hidden=7)
+    module = MODULES[kind](encoder=ENCODER, shape=(3,), dz=2)
     module.fit_scales(torch.randn(20, 3), torch.randn(20, 2))
-    psi = torch.randn(20, 4)
+    psi = module.inputs(torch.randn(20, 4), torch.ones(20, dtype=torch.bool))
     joined = module.run(psi, [12, 8])
     torch.testing.assert_close(joined[:12], module.run(psi[:12], [12]))
     torch.testing.assert_close(joined[12:], module.run(psi[12:], [8]))

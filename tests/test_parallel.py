@@ -13,6 +13,7 @@ import kbr._torchvision  # noqa: F401  (before lightning)
 # isort: split
 import pytest
 import torch
+from networks import MODULES
 from omegaconf import OmegaConf
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -20,8 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from kbr.app.run.trainer import launch_of, trainer_settings
 from kbr.core.errors import KbrError
 from kbr.core.objectives import feature_loss, feature_sums
-from kbr.training.modules.gru import GRUModule
-from kbr.training.modules.lstm import LSTMModule
 from kbr.training.workers import (
     check_workers,
     is_lost,
@@ -114,14 +113,20 @@ def test_sums_of_halves_are_those_of_one_worker_to_the_last_bit(pieces):
 
 @pytest.mark.parametrize(("n", "world"), [(41, 2), (41, 3), (7, 7)])
 @pytest.mark.parametrize(
-    "made", [partial(LSTMModule, window=5), partial(GRUModule, chunk=9), partial(GRUModule)]
+    "made",
+    [
+        *MODULES.values(),
+        partial(MODULES["gru"], chunk=9, loss="likelihood"),
+        partial(MODULES["rkn"], chunk=9, loss="mse"),
+        partial(MODULES["kalman_nn"], chunk=100, loss="mse"),
+    ],
 )
 def test_blocks_of_recurrent_models_average_to_their_loss(made, n, world):
     """Also for uneven blocks, for blocks shorter than the window, and inside a piece."""
     generator = torch.Generator().manual_seed(1)
     x, z = torch.randn(n, 3, generator=generator), torch.randn(n, 2, generator=generator)
     encoder = lambda shape: nn.Linear(*shape, 4)  # noqa: E731
-    module = made(encoder=encoder, shape=(3,), dz=2, hidden=6, noise=0.0).double()
+    module = made(encoder=encoder, shape=(3,), dz=2, noise=0.0).double()
     module.fit_scales(x, z)
     x, z = x.double(), z.double()
     lengths = [len(z) // 3, len(z) - len(z) // 3]

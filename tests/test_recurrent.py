@@ -10,10 +10,11 @@ import kbr._torchvision  # noqa: F401  (before lightning)
 import numpy as np
 import pytest
 import torch
+from networks import ENCODER, FILTERS
 from torch import nn
 
-from kbr import KbrError, load_filter
-from kbr.training import MLP, GRUFilter, LearnedFilter, LSTMFilter
+from kbr import KbrError, load_filter, loading
+from kbr.training import GRUFilter, LearnedFilter
 from kbr.training.filters import recurrent
 from kbr.training.gaps import hold, random_gaps
 from kbr.training.modules.gru import GRUModule
@@ -22,15 +23,22 @@ from kbr.training.precision import PrecisionLayer, covariance
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning with torch's pytrees
 )
-OLD = Path(__file__).parent / "data" / "lstm_constant_covariance"
+ROOT = Path(__file__).resolve().parent.parent
+OLD = ROOT / "tests" / "data" / "lstm_constant_covariance"
 QUIET = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "logger": False}
-SMALL = {"encoder": partial(MLP, hidden=(8,), n_features=4), "hidden": 7, "val_every": 5}
-MODELS = {"lstm": partial(LSTMFilter, window=4), "gru": partial(GRUFilter, chunk=20)}
+SMALL = {"encoder": ENCODER, "val_every": 5}
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=FILTERS)
 def made(request):
-    return MODELS[request.param]
+    return FILTERS[request.param]
+
+
+def test_all_are_known_where_filters_are_loaded_and_configured():
+    assert tuple(FILTERS) == loading.RECURRENT
+    assert {made.func.kind for made in FILTERS.values()} < set(loading.TRAINED)
+    for group in ("model", "hparams_search"):
+        assert all((ROOT / "configs" / group / f"{name}.yaml").is_file() for name in FILTERS)
 
 
 def pushed(n, seed):
@@ -49,8 +57,7 @@ def gappy(x):
     return x
 
 
-@pytest.mark.parametrize("gaps", [0.0, 0.2])
-@pytest.mark.parametrize("driven", [False, True])
+@pytest.mark.parametrize(("gaps", "driven"), [(0.0, False), (0.2, True)])
 def test_streaming_equals_filtering(made, gaps, driven, monkeypatch):
     """With gaps, at the start too, and whatever block of steps is filtered together."""
     x, z, u = pushed(90, 0)
@@ -144,8 +151,10 @@ def test_precisions_are_found_where_there_are_some_and_only_there():
     assert not any(part.requires_grad for part in layer.parameters())
 
 
-def test_raw_covariances_know_when_the_sensor_is_bad(made):
+@pytest.mark.parametrize(("kind", "loss"), [("lstm", "mse"), ("gru", "mse"), ("lru", "likelihood")])
+def test_raw_covariances_know_when_the_sensor_is_bad(kind, loss):
     """x says how noisy it is: where it is, errors are larger, and are known to be."""
+    made = partial(FILTERS[kind], loss=loss)
     rng = np.random.default_rng(1000)
     level = rng.integers(0, 2, 600)
     z = rng.normal(size=(600, 1))
@@ -157,6 +166,29 @@ def test_raw_covariances_know_when_the_sensor_is_bad(made):
     bad = torch.from_numpy(level[500:] == 1)
     assert error[bad].mean() > 2 * error[~bad].mean()
     assert sd[bad].mean() > 2 * sd[~bad].mean()
+
+
+@pytest.mark.parametrize("kind", ["rkn", "kalman_nn"])
+def test_beliefs_widen_in_a_gap_and_do_not_see_what_is_missing(kind):
+    """By the model's own prediction, whether or not it was trained with gaps."""
+    x, z, _ = pushed(120, 0)
+    filt = FILTERS[kind](**SMALL, epochs=5).fit(x, z, trainer=QUIET)
+    module = filt.recurrent
+    rows = torch.randn(1, 6, module.n_features + 1, generator=torch.Generator().manual_seed(0))
+    rows[..., -1] = torch.tensor([1.0, 1, 0, 0, 1, 1])
+    other = rows.double()
+    other[0, 2:4, :-1] += 5.0
+    found = [module.recur(one.double(), None)[0] for one in (rows, other)]
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    whole = rows.double()
+    whole[..., -1] = 1.0
+    sizes = [
+        torch.linalg.slogdet(module.whitening(module.recur(one, None)[0])).logabsdet
+        for one in (rows.double(), whole)
+    ]
+    if kind == "kalman_nn":  # of the RKN, a network makes variances of those of the belief
+        assert (sizes[0][0, 2:4] < sizes[1][0, 2:4]).all()
+    assert not torch.equal(sizes[0][0, 2:], sizes[1][0, 2:])
 
 
 def test_files_from_before_covariances_varied_answer_the_same():

@@ -16,7 +16,7 @@ from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter, OriginalRul
 from kbr.app.streaming.command import Options, stream
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.filters.kernel.known_transition import TransitionRatio
-from kbr.training import MLP, GRUFilter, LearnedFilter
+from kbr.training import MLP, GRUFilter, KalmanNNFilter, LearnedFilter
 
 LAM, ETA = 1e-2, 1e-4
 FIXED = {"rule": ImportanceWeightedRule(lam=LAM), "eta": ETA, "scales": (0.5,), "widths": (1.0,)}
@@ -231,7 +231,7 @@ def test_bandwidths_and_fusion_are_chosen_by_validation():
     assert filt.choice.sensors.scales[-1] >= 8
 
 
-@pytest.mark.parametrize("network", [LearnedFilter, GRUFilter])
+@pytest.mark.parametrize("network", [LearnedFilter, GRUFilter, KalmanNNFilter])
 def test_networks_see_which_sensors_are_there(network, tmp_path):
     """Zeros and flags: a stream, a file and units of about 1e6 give the same answers."""
     x, z = robot(300, 1008, absent=0.5)

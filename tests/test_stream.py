@@ -22,6 +22,7 @@ from kbr.app.streaming.command import Options, main, parse, stream
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.filters.refined.filter import RefinedFilter
 from kbr.core.io import checkpoint
+from kbr.loading import RECURRENT
 
 DATA = Rotation().generate(n_train=80, n_test=20, seed=0)
 RULE = ImportanceWeightedRule(lam=1e-2)
@@ -275,11 +276,12 @@ def learned(folder, kind):
     """A small trained filter of its own kind."""
     from functools import partial
 
-    from kbr.training import GRUFilter, LearnedFilter, LSTMFilter
-    from kbr.training.encoders import MLP
+    from networks import FILTERS
+
+    from kbr.training import MLP, LearnedFilter
 
     quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    made = {"learned": LearnedFilter, "lstm": LSTMFilter, "gru": GRUFilter}[kind](
+    made = {"learned": LearnedFilter, **FILTERS}[kind](
         encoder=partial(MLP, hidden=(8,)), epochs=2, val_every=2
     )
     made.fit(DATA.x_train, DATA.z_train, folder=folder, trainer=quiet)
@@ -287,7 +289,7 @@ def learned(folder, kind):
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
-@pytest.mark.parametrize("kind", ["kernel", "refined", "learned", "lstm", "gru"])
+@pytest.mark.parametrize("kind", ["kernel", "refined", "learned", *RECURRENT])
 def test_state_carries_the_belief_over(saved, tmp_path, kind):
     base = {"rule": RULE, "eta": 1e-4, "scales": (1.0,)}
     if kind == "kernel":

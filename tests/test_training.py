@@ -14,6 +14,7 @@ import kbr._torchvision  # noqa: F401  (before lightning)
 import lightning
 import pytest
 import torch
+from networks import FILTERS as NETWORKS
 from torch import nn
 
 from kbr.core.datasets.dynamics import Rotation
@@ -39,6 +40,10 @@ MODELS = {
     "lstm": partial(LSTMFilter, **COMMON, window=4, hidden=8),
     "gru": partial(GRUFilter, **COMMON, chunk=15, hidden=8, gaps=0.1),
 }
+EVERY = MODELS | {
+    name: partial(NETWORKS[name], **COMMON) for name in ("lru", "rkn", "transformer", "kalman_nn")
+}
+CUT = [*((name, 11) for name in EVERY), *((name, 2) for name in MODELS)]
 
 
 @pytest.fixture(params=MODELS)
@@ -75,8 +80,9 @@ class Stop(lightning.Callback):
             raise InterruptedError("stopped by the test")
 
 
-def test_fit_filter_and_reload_give_identical_means(model, tmp_path):
-    filt = fitted(model, tmp_path)
+@pytest.mark.parametrize("name", EVERY)
+def test_fit_filter_and_reload_give_identical_means(name, tmp_path):
+    filt = fitted(EVERY[name], tmp_path)
     x, _ = sequence(20, seed=1)
     out = filt.filter(x)
     assert out.mean.shape == (20, 2)
@@ -120,8 +126,9 @@ def test_same_seed_twice_is_identical_and_another_is_not(model, tmp_path):
     assert not torch.equal(fitted(model, tmp_path / "c", seed=1).filter(x).mean, first)
 
 
-@pytest.mark.parametrize("after", [2, 11])  # before the first checkpoint, after the second
-def test_a_run_interrupted_and_resumed_ends_like_one_that_was_not(model, tmp_path, after):
+@pytest.mark.parametrize(("name", "after"), CUT)  # after the second checkpoint, before the first
+def test_a_run_interrupted_and_resumed_ends_like_one_that_was_not(name, tmp_path, after):
+    model = EVERY[name]
     whole = fitted(model, tmp_path / "whole")
     with pytest.raises(InterruptedError):
         fitted(model, tmp_path / "cut", trainer={**TRAINER, "callbacks": [Stop(after)]})

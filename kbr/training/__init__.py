@@ -3,7 +3,22 @@
 import kbr._torchvision  # noqa: F401  (before lightning, which imports torchvision)
 from kbr.training.encoders import MLP, ResNet, SoftArgmaxCNN
 from kbr.training.filters.gru import GRUFilter
+from kbr.training.filters.kalman_nn import KalmanNNFilter
 from kbr.training.filters.learned import LearnedFilter
+from kbr.training.filters.lru import LRUFilter
 from kbr.training.filters.lstm import LSTMFilter
+from kbr.training.filters.rkn import RKNFilter
+from kbr.training.filters.transformer import TransformerFilter
 
-__all__ = ["MLP", "GRUFilter", "LSTMFilter", "LearnedFilter", "ResNet", "SoftArgmaxCNN"]
+__all__ = [
+    "MLP",
+    "GRUFilter",
+    "KalmanNNFilter",
+    "LRUFilter",
+    "LSTMFilter",
+    "LearnedFilter",
+    "RKNFilter",
+    "ResNet",
+    "SoftArgmaxCNN",
+    "TransformerFilter",
+]

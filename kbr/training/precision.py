@@ -1,6 +1,7 @@
 """How sure a network is at each step: a linear layer, fitted once the network is trained.
 
-Its means are then fixed, and so cannot suffer: they are those of squared errors alone.
+Its means are then fixed, and so cannot suffer: they are those of squared errors alone. Trained with
+the network (`loss="likelihood"`), it weighs the errors instead.
 """
 
 import torch
@@ -32,7 +33,7 @@ class PrecisionLayer(nn.Linear):
         super().__init__(n_outputs, dz * (dz + 1) // 2)
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
-        self.requires_grad_(False)  # no part of training
+        self.requires_grad_(False)  # no part of training, unless a network says so
         self.dz = dz
 
     def forward(self, outputs: Outputs) -> Whitening:
@@ -45,9 +46,7 @@ class PrecisionLayer(nn.Linear):
 
     def loss(self, outputs: Outputs, errors: Errors) -> Tensor:
         """Math: mean_t |P_t e_t|^2 / 2 - log det P_t: of V = I, without constants."""
-        whitening = self(outputs)
-        white = whitened(whitening, errors)
-        return (0.5 * white.square().sum(-1) - log_volume(whitening)).mean()
+        return likelihood_loss(self(outputs), errors)
 
     def fit(self, train: tuple[Outputs, Errors], held_out: tuple[Outputs, Errors]) -> None:
         """Minimise the loss plus ridge |B|^2; the ridge is that under which held-out errors are
@@ -93,6 +92,12 @@ class PrecisionLayer(nn.Linear):
     def _take(self, values: list[Tensor]) -> None:
         for part, value in zip(self.parameters(), values, strict=True):
             part.copy_(value.float())  # as a file keeps them
+
+
+def likelihood_loss(whitening: Whitening, errors: Errors) -> Tensor:
+    """Math: mean_t |P_t e_t|^2 / 2 - log det P_t: minus the log-likelihood, without constants."""
+    white = whitened(whitening, errors)
+    return (0.5 * white.square().sum(-1) - log_volume(whitening)).mean()
 
 
 def whitened(whitening: Whitening, errors: Errors) -> Errors:

@@ -34,7 +34,8 @@ def check_config(config: DictConfig, hydra: Any, *, script: str = "train") -> No
     """
     check = Check(script, config, hydra)
     check.run()
-    overrides = list(hydra.overrides.task)
+    typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    overrides = list(typed)  # as they were typed: hparams=${data}_${model} is a name, not two parts
     check_use(script, check.values, check.choices, overrides)
     single = script == "train" and hydra.mode == RunMode.RUN
     if single and (experiment := check.choices.get("experiment")):
@@ -45,6 +46,12 @@ def check_config(config: DictConfig, hydra: Any, *, script: str = "train") -> No
     if single and (space := check.choices.get("hparams_search")):
         raise KbrError(
             f"hparams_search={space} is a search: `kbr-tune hparams_search={space} ...`."
+        )
+    tuned, model = check.choices.get("hparams"), check.choices.get("model")
+    if tuned and not tuned.endswith(f"_{model}"):
+        raise KbrError(
+            f"hparams={tuned} holds settings of another model than model={model}. Use a file of "
+            f"configs/hparams that ends in _{model}, or leave hparams out."
         )
     if single and (note := idle_note(check.values, overrides)):
         print(f"  note: {note}")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from kbr.app.config.values import Built, Described, Length, Node, Range
 
 Count = Annotated[int, Range(1, most=10**9)]
+Trailing = Annotated[int, Range(2, most=10**6)]
 Seed = Annotated[int, Range(0, most=2**32 - 1)]
 Pixels = Annotated[int, Range(1, most=10_000)]
 Auto = Literal["auto"]
@@ -180,6 +181,7 @@ class OwnData:
     rename: dict[str, str] | None
     circular: Annotated[str | list[str], Described("a list of columns, [] for none")]
     sensors: Parted | None
+    trend: Trailing | None
     angle_unit: Literal["degrees", "radians"]
     units: dict[str, str] | None
     split: Literal["auto", "time", "sequence"]
@@ -218,6 +220,7 @@ class Battery(Real):
 @dataclass
 class Turbofan(Real):
     truth: Literal["last", "all"]
+    trend: Trailing | None
 
 
 @dataclass
@@ -277,10 +280,14 @@ class LearnedFilter(TrainedFilter):
     chunk: Count
 
 
+Layers = Annotated[int, Range(1, most=100)]
+
+
 @dataclass
 class RecurrentFilter(TrainedFilter):
     hidden: Annotated[int, Range(1, most=10**5)]
     gaps: Dropout
+    loss: Literal["mse", "likelihood"]
 
 
 @dataclass
@@ -289,8 +296,25 @@ class LSTMFilter(RecurrentFilter):
 
 
 @dataclass
-class GRUFilter(RecurrentFilter):
+class StateFilter(RecurrentFilter):
     chunk: Annotated[int, Range(1, most=10**6)]
+
+
+@dataclass
+class LRUFilter(StateFilter):
+    layers: Layers
+
+
+@dataclass
+class TransformerFilter(LSTMFilter):
+    layers: Layers
+    heads: Layers
+
+
+@dataclass
+class RKNFilter(StateFilter):
+    basis: Annotated[int, Range(1, most=1000)]
+    band: Annotated[int, Range(0, most=10**5)]
 
 
 @dataclass
@@ -423,7 +447,11 @@ TARGETS: dict[str, type] = {
     "kbr.ParticleFilter": ParticleFilter,
     "kbr.training.filters.learned.LearnedFilter": LearnedFilter,
     "kbr.training.filters.lstm.LSTMFilter": LSTMFilter,
-    "kbr.training.filters.gru.GRUFilter": GRUFilter,
+    "kbr.training.filters.gru.GRUFilter": StateFilter,
+    "kbr.training.filters.lru.LRUFilter": LRUFilter,
+    "kbr.training.filters.rkn.RKNFilter": RKNFilter,
+    "kbr.training.filters.transformer.TransformerFilter": TransformerFilter,
+    "kbr.training.filters.kalman_nn.KalmanNNFilter": StateFilter,
     "kbr.training.encoders.SoftArgmaxCNN": CNN,
     "kbr.training.encoders.MLP": MLP,
     "kbr.training.encoders.ResNet": Encoder,

@@ -96,6 +96,7 @@ def _task(
     resample: float | None = None,
     added: Sequence[str] = (),
     sensors: bool = False,
+    trend: int | None = None,
     **source: Any,
 ) -> OwnData:
     return RealData(
@@ -109,6 +110,7 @@ def _task(
         units=units,
         resample=resample,
         added=added,
+        trend=trend,
         measure=measure,
         story=story,
     )
@@ -167,7 +169,13 @@ def battery(
 
 
 def turbofan(
-    *, name: str, root: str | None, rows: int | None = None, truth: str, **keys: Any
+    *,
+    name: str,
+    root: str | None,
+    rows: int | None = None,
+    truth: str,
+    trend: int | None = None,
+    **keys: Any,
 ) -> OwnData:
     return _task(
         name,
@@ -178,6 +186,7 @@ def turbofan(
         units={"remaining": "cycles"},
         measure=CYCLES,
         story=pictures.engine_life,
+        trend=trend,
     )
 
 

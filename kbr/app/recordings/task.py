@@ -28,8 +28,9 @@ from kbr.core.io.memory import check_memory
 from kbr.core.units.controls import Controls
 from kbr.core.units.scaling import TURNS, Scaling, full_turn
 from kbr.core.units.sensors import Sensors, Wanted, sensors_of
+from kbr.core.units.trend import Trend
 from kbr.core.units.units import Units
-from kbr.loading import knows_units
+from kbr.loading import RECURRENT, knows_units
 
 PICTURED = 500  # test frames that pictures may show, of those that stay in their file
 
@@ -69,6 +70,7 @@ class OwnData:
     added: Sequence[str] = ()  # control inputs that add up over longer steps, others are averaged
     controls_in_x: bool = False  # for a model that takes none
     sensors: Wanted = None
+    trend: int | None = None  # x as trailing means of so many rows, their change, and the age
 
     val_name: ClassVar[str] = "val_mse_standardised"
     is_recorded: ClassVar[bool] = True
@@ -96,33 +98,39 @@ class OwnData:
                     )
         if unknown := [name for name in self.added if name not in recording.u_names]:
             raise KbrError(f"data.added names '{unknown[0]}', which is no control input (data.u).")
+        if self.trend is not None and (angles := set(self.circular) & set(recording.x_names)):
+            raise KbrError(
+                f"data.trend takes plain means, and '{min(angles)}' of x is an angle. Leave it out."
+            )
         recording = self._steps(recording)
         return recording.with_controls_in_x() if self.controls_in_x else recording
 
     def _steps(self, recording: Recording) -> Recording:
-        """The rows that count as steps."""
-        if self.resample is None:
+        """The rows that count as steps, and what is seen in them."""
+        if self.resample is not None:
+            recording = resampled(
+                recording,
+                self.resample,
+                angles=self.circular,
+                turn=full_turn(self.angle_unit),
+                max_gap=self.splitting.max_gap,
+                added=self.added,
+            )
+        if self.trend is None:
             return recording
-        return resampled(
-            recording,
-            self.resample,
-            angles=self.circular,
-            turn=full_turn(self.angle_unit),
-            max_gap=self.splitting.max_gap,
-            added=self.added,
-        )
+        return recording.with_trend(Trend(self.trend, recording.x_names))
 
     def suited(self, method: Any) -> "OwnData":
         """These data as a model can take them; an error where it cannot."""
         if self.source.u is not None and not getattr(method, "takes_controls", False):
             raise KbrError(
                 f"data.u: model={method.name} takes no control inputs; model=iw, iw_paper, "
-                "original, lstm and gru do. Else put them among data.x."
+                f"original, {', '.join(RECURRENT)} do. Else put them among data.x."
             )
         if self.sensors is not None and not getattr(method, "takes_sensors", False):
             raise KbrError(
-                f"data.sensors: model={method.name} takes whole rows only; model=iw, iw_nn, lstm "
-                "and gru know absent sensors. Use one, or leave data.sensors out."
+                f"data.sensors: model={method.name} takes whole rows only; model=iw, iw_nn, "
+                f"{', '.join(RECURRENT)} know absent sensors. Use one, or leave data.sensors out."
             )
         return self
 
@@ -164,6 +172,7 @@ class OwnData:
                 **({"u": None} if self.controls_in_x else {}),
                 "resample": self.resample,
                 "added": list(self.added),
+                "trend": recording.trend and recording.trend.source,
             },
             u=self._controls(),
             sensors=self._sensors(),
@@ -310,7 +319,8 @@ class OwnData:
     def state_space(self) -> StateSpaceModel:
         raise KbrError(
             "models ekf, ukf, particle and iw_true_ratio need the true dynamics and sensor, which "
-            f"data={self.name} does not know. Use model=iw, iw_paper, original, iw_nn, lstm or gru."
+            f"data={self.name} does not know. Use model=iw, iw_paper, original, iw_nn, "
+            f"{', '.join(RECURRENT)}."
         )
 
     def columns(self) -> dict[str, object]:
@@ -429,6 +439,7 @@ def recording(
     resample: str | float | None = None,
     added: Sequence[str] = (),
     sensors: Wanted = None,
+    trend: int | None = None,
     **keys: Any,
 ) -> OwnData:
     """What data=recording names: how the file is read (`Source`), split (`Splitting`), scaled."""
@@ -443,4 +454,5 @@ def recording(
         resample=resample,
         added=added,
         sensors=sensors,
+        trend=trend,
     )

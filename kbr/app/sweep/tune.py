@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from kbr.app.config.check import check_config
 from kbr.app.config.errors import in_our_words
 from kbr.app.config.resolvers import CONFIGS
+from kbr.app.sweep.tuned import keep_settings
 from kbr.app.terminal import one_line_errors, piped, stop, version_line
 from kbr.app.text.commands import quoted
 from kbr.core.errors import Diverged, KbrError, Preempted
@@ -41,17 +42,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--trials", type=int, default=30, help="runs in all, earlier ones included")
     parser.add_argument("--study", type=Path, default=Path("outputs/search.db"))
+    parser.add_argument(
+        "--keep", type=Path, help="folder for the best settings and all runs, like configs/hparams"
+    )
     parser.add_argument("overrides", nargs="*", help="as for train.py; ranges are searched")
     parser.add_argument("--version", action="version", version=version_line())
     options = parser.parse_args(argv)
     try:
         with one_line_errors():
-            piped(lambda: search(options.overrides, trials=options.trials, study=options.study))
+            asked = {"trials": options.trials, "study": options.study, "keep": options.keep}
+            piped(lambda: search(options.overrides, **asked))
     except Preempted:
         stop("stopped by a signal; the same command goes on with the study.")
 
 
-def search(overrides: Sequence[str], *, trials: int, study: Path) -> Any:
+def search(overrides: Sequence[str], *, trials: int, study: Path, keep: Path | None = None) -> Any:
     """Run until the study has so many finished trials; prints and returns its best."""
     try:
         import optuna
@@ -88,6 +93,8 @@ def search(overrides: Sequence[str], *, trials: int, study: Path) -> Any:
     words = [*fixed, *(f"{key}={_written(value)}" for key, value in best.params.items())]
     print(f"\n  {measure}    {best.value:.4f} (run {best.number})")
     print(f"  python train.py {' '.join(map(quoted, words))}")
+    if keep is not None:
+        print(f"  settings    {keep_settings(keep, config, kept, fixed, measure)}")
     return best
 
 
@@ -111,9 +118,10 @@ def default_space(config: DictConfig, fixed: Sequence[str]) -> list[Override]:
     """
     model = config.model.get("name")
     if not config.hydra.runtime.choices.get(GROUP):
-        if not (Path(CONFIGS) / GROUP / f"{model}.yaml").is_file():
+        spaces = sorted(path.stem for path in (Path(CONFIGS) / GROUP).glob("*.yaml"))
+        if model not in spaces:
             raise KbrError(
-                f"model={model} has no training to search over. Use model=iw_nn, lstm or gru."
+                f"model={model} has no training to search over. Use model={', '.join(spaces)}."
             )
         config = composed([*fixed, f"{GROUP}={model}"])
     typed = {text.partition("=")[0].lstrip("+") for text in fixed}
@@ -188,6 +196,7 @@ def _objective(trial: Any, fixed: Sequence[str], space: Sequence[Override]) -> f
             method.filter.fit(
                 data.x_train,
                 data.z_train,
+                u=getattr(data, "u_train", None),
                 units=problem.filter_units or Units.none(data.z_train),
                 seed=seed,
                 folder=Path(folder),

@@ -17,6 +17,7 @@ from kbr.core.datasets.sprites import SpriteRenderer, SpriteSource
 from kbr.core.errors import KbrError
 from kbr.core.filters.classical.state_space import StateSpaceModel
 from kbr.core.filters.result import FilterResult
+from kbr.loading import RECURRENT
 
 
 class FilteringTask(Protocol):
@@ -93,7 +94,7 @@ class Filtering:
             raise KbrError(
                 "models ekf, ukf, particle and iw_true_ratio need the true dynamics and sensor, "
                 f"and {type(self.task).__name__} (data={self.name}) has no state_space(). Add it, "
-                "or use model=iw, iw_paper, original, iw_nn, lstm or gru."
+                f"or use model=iw, iw_paper, original, iw_nn, {', '.join(RECURRENT)}."
             )
         return self.task.state_space()
 

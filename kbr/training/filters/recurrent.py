@@ -32,6 +32,7 @@ from kbr.training.modules.base import SequenceModule
 from kbr.training.modules.recurrent import RecurrentModule, State
 from kbr.training.precision import covariance, whitened
 
+LOSSES = ("mse", "likelihood")
 BLOCK = 1000  # steps of a sequence that are filtered together
 
 
@@ -55,11 +56,14 @@ class RecurrentFilter(TrainedFilter, ABC):
     """A recurrence of `hidden` units over the features of the frames.
 
     gaps   share of the training frames that are hidden, so that the network learns what a missing
-           one means; with 0 it is not told.
+           one means; with 0 it is not told;
+    loss   "mse", squared errors, or "likelihood", that of Gaussians whose covariances are learned
+           with their means.
 
-    Math: C_t = P_t^-1 V P_t^-T is the raw covariance; P_t a function of the network's outputs that
-          is fitted to its errors in training, V the mean of (P_t e_t)(P_t e_t)' over its errors e_t
-          on the validation block. Where these do not support a P_t, it is I at every step.
+    Math: C_t = P_t^-1 V P_t^-T is the raw covariance; P_t a function of the network's outputs.
+          loss="mse": it is fitted to the errors in training, V is the mean of (P_t e_t)(P_t e_t)'
+          over the errors e_t on the validation block, and where these do not support a P_t, it is I
+          at every step. loss="likelihood": P_t is the network's own and V = I.
 
     A frame with a NaN is missing: the features before it are held. Before the first frame the
     answer is the training mean, with the variances of training. A subclass names its network.
@@ -72,6 +76,7 @@ class RecurrentFilter(TrainedFilter, ABC):
     dropout: float | None = 0.0
     hidden: int = 64
     gaps: float = 0.0
+    loss: str = "mse"
 
     takes_controls: ClassVar[bool] = True
 
@@ -79,6 +84,8 @@ class RecurrentFilter(TrainedFilter, ABC):
         super().__post_init__()
         check_sizes(hidden=self.hidden)
         check_shares(gaps=self.gaps)
+        if self.loss not in LOSSES:
+            raise KbrError(f"loss must be one of {', '.join(LOSSES)}; got {self.loss}. Set loss.")
         self._cov = torch.empty(0, device="cpu")  # V, above
         self._calibration: Calibration | None = None  # what the validation block says
 
@@ -88,15 +95,17 @@ class RecurrentFilter(TrainedFilter, ABC):
 
     @torch.no_grad()
     def finish(self, module: SequenceModule, x: Observations, z: Tensor, *u: Tensor) -> None:
-        cut, layer = validation_start(z.shape[0]), self.recurrent.precision
-        trained, pieces = split_lengths(self._lengths, cut)
-        ends = accumulate(trained, initial=0)
-        rows = [self._rows(x, z, *u, piece=piece) for piece in pairwise(ends)]
+        trained, pieces = split_lengths(self._lengths, validation_start(z.shape[0]))
         held_out = [self._rows(x, z, *u, piece=piece) for piece in pieces]
-        layer.fit(self._errors(rows), self._errors(held_out))
         outputs, error = self._errors(held_out)
-        white = whitened(layer(outputs), error)
-        self._cov = white.mT @ white / len(white)
+        if self.loss == "likelihood":
+            self._cov = torch.eye(z.shape[-1], dtype=torch.float64, device="cpu")
+        else:
+            layer, ends = self.recurrent.precision, accumulate(trained, initial=0)
+            rows = [self._rows(x, z, *u, piece=piece) for piece in pairwise(ends)]
+            layer.fit(self._errors(rows), (outputs, error))
+            white = whitened(layer(outputs), error)
+            self._cov = white.mT @ white / len(white)
         self.val_mse = float(error.square().sum(-1).mean())
         self.chosen = {}
         self._calibration = self._calibrated(held_out)
@@ -258,7 +267,7 @@ class RecurrentFilter(TrainedFilter, ABC):
         """Math: m_t, and C_t = P_t^-1 V P_t^-T."""
         network = self.recurrent
         there = outputs.to(network.z_mean.device)
-        mean, whitening = network.latents(there).cpu(), network.precision(there).cpu()
+        mean, whitening = network.latents(there).cpu(), network.whitening(there).cpu()
         return mean, covariance(whitening, self._cov)
 
     @property

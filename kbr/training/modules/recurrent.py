@@ -20,7 +20,7 @@ from kbr.core.linalg import or_one
 from kbr.training.data import Batch
 from kbr.training.gaps import hold, random_gaps
 from kbr.training.modules.base import SequenceModule
-from kbr.training.precision import Outputs, PrecisionLayer
+from kbr.training.precision import Outputs, PrecisionLayer, Whitening, likelihood_loss
 
 State = Float[Tensor, "s ..."]  # what a sequence remembers; None before its first frame
 
@@ -28,9 +28,12 @@ State = Float[Tensor, "s ..."]  # what a sequence remembers; None before its fir
 class RecurrentModule(SequenceModule):
     """An encoder, a recurrence over its features, and a linear layer.
 
-    Math: (h_t, s_t) = f(psi(x_t), u_t, b_t; s_t-1),  m_t = A h_t + a,  loss = mean_t |z_t - m_t|^2.
+    Math: (h_t, s_t) = f(psi(x_t), u_t, b_t; s_t-1),  m_t = A h_t + a,  loss = mean_t |z_t - m_t|^2,
+          or with `loss="likelihood"` mean_t |P_t (z_t - m_t)|^2 / 2 - log det P_t, where P_t^-1 is
+          a root of the covariance of step t: a function of h_t.
 
     hidden    units of the recurrence;
+    loss      "mse": P_t is fitted once the rest is trained; "likelihood": it is trained with it;
     gaps      share of the training frames that are hidden, in gaps, fresh ones each epoch; then b_t
               says whether frame t is there. With 0 there is no such input;
     controls  how many control inputs u_t there are.
@@ -43,17 +46,24 @@ class RecurrentModule(SequenceModule):
     z_scale: Tensor
 
     def __init__(
-        self, *, hidden: int = 64, gaps: float = 0.0, controls: int = 0, **shared: Any
+        self,
+        *,
+        hidden: int = 64,
+        gaps: float = 0.0,
+        controls: int = 0,
+        loss: str = "mse",
+        **shared: Any,
     ) -> None:
         super().__init__(**shared)
-        self.gaps, self.controls = gaps, controls
+        self.gaps, self.controls, self.loss = gaps, controls, loss
         shape, dz = self.hparams["shape"], self.hparams["dz"]
         with torch.no_grad():
-            n_features = self.encoder.eval()(torch.zeros(1, *shape, device="cpu")).shape[-1]
+            self.n_features = self.encoder.eval()(torch.zeros(1, *shape, device="cpu")).shape[-1]
         self.encoder.train()
-        self.recurrence = self.build(n_features + controls + (gaps > 0), hidden)
-        self.readout = nn.Linear(hidden, dz)
-        self.precision = PrecisionLayer(hidden, dz)  # fitted once the rest is trained
+        self.recurrence = self.build(self.n_features + controls + self.is_told, hidden)
+        self.readout = self.build_readout(hidden, dz)
+        self.precision = PrecisionLayer(self.n_outputs(hidden), dz)
+        self.precision.requires_grad_(self.trains_precision)
         self.register_buffer("z_mean", torch.zeros(dz, device="cpu"))
         self.register_buffer("z_scale", torch.ones(dz, device="cpu"))
         self.register_load_state_dict_pre_hook(_older)  # type: ignore[no-untyped-call]
@@ -67,6 +77,36 @@ class RecurrentModule(SequenceModule):
         self, inputs: Float[Tensor, "s t d"], state: State | None
     ) -> tuple[Float[Tensor, "s t h"], State]:
         """Outputs at the next steps of sequences side by side, and the states after them."""
+
+    def build_readout(self, hidden: int, dz: int) -> nn.Module:
+        """From outputs to the means of scaled latents."""
+        return nn.Linear(hidden, dz)
+
+    def n_outputs(self, hidden: int) -> int:
+        """How many numbers an output has."""
+        return hidden
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the recurrence is told which frames are there."""
+        return self.gaps > 0
+
+    @property
+    def trains_precision(self) -> bool:
+        """Whether the layer of precisions is trained with the network."""
+        return self.loss == "likelihood"
+
+    def own_whitening(self, outputs: Outputs) -> Whitening:
+        """P_t of scaled errors, as it is trained with the network."""
+        whitening: Tensor = self.precision(outputs)
+        return whitening
+
+    def whitening(self, outputs: Outputs) -> Whitening:
+        """P_t of errors in the units of the latents."""
+        if self.loss == "likelihood":
+            return self.own_whitening(outputs) / self.z_scale
+        fitted: Tensor = self.precision(outputs)
+        return fitted
 
     @property
     def memory(self) -> int | None:
@@ -99,7 +139,7 @@ class RecurrentModule(SequenceModule):
         parts = [psi, *(part.to(psi) for part in u)]
         if self.controls and not u:
             parts.append(psi.new_zeros(*psi.shape[:-1], self.controls))
-        if self.gaps > 0:
+        if self.is_told:
             parts.append(seen.to(psi).unsqueeze(-1))
         return torch.cat(parts, -1) if len(parts) > 1 else psi
 
@@ -136,7 +176,12 @@ class RecurrentModule(SequenceModule):
         outputs = self.run(inputs, seen_lengths)[start - before :]
         target = (z[start:end].to(outputs) - self.z_mean) / self.z_scale
         error: Tensor = self.readout(outputs) - target
-        return error.square().sum(-1).mean() * (world * (end - start) / len(z))
+        if self.loss == "likelihood":
+            with self.blaming_lr():
+                loss = likelihood_loss(self.own_whitening(outputs), error)
+        else:
+            loss = error.square().sum(-1).mean()
+        return loss * (world * (end - start) / len(z))
 
     def validation_step(self, batch: Batch, index: int) -> None:
         """The error on the validation block, entered without memory, as a test sequence is."""
