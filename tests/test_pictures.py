@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.integrate import trapezoid
 
 from kbr.app.figures import animation, style
 from kbr.app.figures.animation import animate
@@ -337,7 +338,7 @@ def test_the_angle_of_a_gaussian_against_samples(mean, sd):
     sampled = torch.histc(degrees(z), 8, 0, 360) / len(z)
     edges = np.arange(0, 181, 22.5)
     mass = [
-        np.trapezoid(np.interp(grid, np.arange(181), value), np.radians(2 * grid))
+        trapezoid(np.interp(grid, np.arange(181), value), np.radians(2 * grid))
         for grid in (np.linspace(a, b, 50) for a, b in pairwise(edges))
     ]
     np.testing.assert_allclose(mass, sampled.numpy(), atol=0.02)
