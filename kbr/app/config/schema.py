@@ -32,6 +32,11 @@ Columns = Annotated[
     str | list[str | int | float], Length(), Described("a column, or a list of columns")
 ]
 Fusion = Literal["auto", "product", "sequence"]
+SensorKernels = Annotated[
+    dict[str, Built],
+    Length(),
+    Described("a mapping {sensor: {_target_: kbr.Laplace}, ...} of a kernel each"),
+]
 Parted = Annotated[
     Literal["each"] | dict[str, Columns],
     Length(),

@@ -2,11 +2,10 @@
 
 Each set of sensors has an update of its own, on the training rows that have all of them. What is
 absent at random says nothing about the latent, so these rows are a sample of the same latents, and
-the rule applies to them as to any: with the kernel of the columns that are there, which for
-Gaussian kernels is the product of the sensors' own.
+the rule applies to them as to any: with the product of the kernels of the sensors that are there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -35,13 +34,13 @@ Part = tuple[Int[Tensor, "m"], Update]  # training rows, and the update on them
 class SensorUpdate:
     """Updates on the columns and rows of the sensors that are there, made when first needed.
 
-    `widths` are what columns are divided by; `build` makes the update on complete rows.
+    `widths` are what columns are divided by; `build` makes the update of a set on complete rows.
     """
 
     sensors: Sensors
     x: Float[Tensor, "n dx"]
     widths: Float[Tensor, "dx"]
-    build: Callable[[Tensor], Update]
+    build: Callable[[Tensor, Set], Update]
     there: Bool[Tensor, "n g"] = field(init=False)
     parts: dict[Set, Part] = field(init=False, default_factory=dict)
     name: ClassVar[str] = "sensors"
@@ -63,7 +62,7 @@ class SensorUpdate:
             if len(self.parts) >= KEPT:
                 del self.parts[next(iter(self.parts))]
             rows = self.rows(some)
-            self.parts[some] = (rows, self.build(self._columns(self.x[rows], some)))
+            self.parts[some] = (rows, self.build(self._columns(self.x[rows], some), some))
         return self.parts[some]
 
     def part_weights(
@@ -201,3 +200,15 @@ def check_sensors(sensors: Sensors, x: Float[Tensor, "n dx"]) -> tuple[str, ...]
             "has a sensor if none of its columns is missing: correct sensors, or add data."
         )
     return (f"not used, for want of training rows: {', '.join(rare)}",) if rare else ()
+
+
+def check_named(sensors: Sensors | None, named: Iterable[str]) -> None:
+    """An error where kernels are given to sensors that are not there."""
+    there = () if sensors is None else sensors.names
+    unknown = [name for name in named if name not in there]
+    if unknown:
+        known = ", ".join(there) or "none: pass sensors=... to fit"
+        raise KbrError(
+            f"sensor_kernels names {', '.join(map(repr, unknown))}, which is no sensor; there are "
+            f"{known}. Correct sensor_kernels."
+        )
