@@ -26,6 +26,7 @@ from kbr.core.filters.result import FilterResult, joined, mean_squared_error
 from kbr.core.io.file_rows import FileRows
 from kbr.core.io.memory import check_memory
 from kbr.core.units.controls import Controls
+from kbr.core.units.layout import Layout
 from kbr.core.units.scaling import TURNS, Scaling, full_turn
 from kbr.core.units.sensors import Sensors, Wanted, sensors_of
 from kbr.core.units.units import Units
@@ -191,7 +192,7 @@ class OwnData:
         if recording.has_images:
             raise KbrError("data.sensors are groups of columns; x are frames. Leave it out.")
         marks = [name in self.circular for name in recording.x_names]
-        return sensors_of(self.sensors, recording.x_names, marks)
+        return sensors_of(self.sensors, Layout.of_numbers(recording.x_names), marks)
 
     def _controls(self) -> Controls | None:
         recording = self.recording
