@@ -81,16 +81,16 @@ def product_gram(a, b, kernels):
     return gram
 
 
-def dense(x, z, x_test, filt, in_turn):
+def dense(x, z, x_test, filt, in_turn, first=None):
     """The filter in dense numpy: a Gram matrix for the sensors that are there, on rows with them.
 
-    `in_turn` updates with one sensor after the other.
+    `in_turn` updates with one sensor after the other. Bandwidths are those of the `first` rows.
     """
     own, names = filt.sensor_kernels or {}, filt.choice.sensors.names
     kernels = [own.get(name, Gaussian()) for name in names]
-    widths = [reference.median_bandwidth(c[np.isfinite(c)][:, None], 0.5) for c in x.T]
+    widths = [reference.median_bandwidth(c[np.isfinite(c)][:, None], 0.5) for c in x[:first].T]
     widths = np.array(widths) * filt.choice.sensors.scales
-    g_z = reference.gram(z, z, reference.median_bandwidth(z, 0.5))
+    g_z = reference.gram(z, z, reference.median_bandwidth(z[:first], 0.5))
     w, means = np.full(len(z), 1 / len(z)), []
     for t, now in enumerate(x_test):
         if t > 0:
@@ -151,6 +151,32 @@ def test_every_way_gives_one_answer(fitted, fusion, tmp_path):
         again = other.filter(new)
         torch.testing.assert_close(again.mean, whole.mean, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(again.cov, whole.cov, rtol=1e-9, atol=1e-9)
+
+
+def test_rows_that_are_added_later_count(fitted, tmp_path):
+    """The features of z are those of the first rows, which represent the others closely."""
+    (_, x, z), filt = (
+        fitted,
+        KernelBayesFilter(
+            **FIXED,
+            engine="active_set",
+            fusion="product",
+            sensor_kernels={"x_2": Laplace(scale=2.0)},
+        ),
+    )
+    before = filt.fit(x[:150], z[:150], sensors="each").filter(x[200:215])
+    filt.partial_fit(x[150:200], z[150:200], continues=True)
+    inner = [filt.units.x.apply(x), filt.units.z.apply(z)]
+    seen, latent = (rows.numpy() for rows in inner)
+    expected = dense(seen[:200], latent[:200], seen[200:215], filt, False, first=150)
+    found = filt.filter(x[200:215])
+    scaling = filt.units.z
+    expected = torch.from_numpy(expected) * scaling.scale + scaling.mean
+    torch.testing.assert_close(found.mean, expected, rtol=1e-3, atol=1e-3)
+    assert (found.mean - before.mean).abs().max() > 0.02
+    filt.save(tmp_path / "filter.ckpt")
+    again = KernelBayesFilter.load(tmp_path / "filter.ckpt").filter(x[200:215])
+    torch.testing.assert_close(again.mean, found.mean, rtol=1e-9, atol=1e-9)
 
 
 def test_smoothing_takes_absent_sensors(fitted):
@@ -255,8 +281,6 @@ def test_what_cannot_be_is_refused(fitted, tmp_path):
     done = fitted[0]["product"]
     with pytest.raises(KbrError, match="absent sensors"):
         done.compress(20)
-    with pytest.raises(KbrError, match="whole rows"):
-        done.partial_fit(x, z)
     with pytest.raises(KbrError, match="absent sensors"):
         done.export(tmp_path / "step.pt2")
 

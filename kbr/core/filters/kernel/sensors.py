@@ -14,7 +14,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel.engine import Coordinates, Flags, Points, Query, Ridge, Update, Weights
+from kbr.core.filters.kernel.engine import (
+    Coordinates,
+    Flags,
+    Points,
+    Query,
+    Ridge,
+    Update,
+    Weights,
+    with_more,
+)
 from kbr.core.filters.kernel.novelty import Reach, reach_of
 from kbr.core.filters.kernel.operators import LearnedOperators
 from kbr.core.filters.kernel.step import Told
@@ -41,6 +50,8 @@ class SensorUpdate:
     x: Float[Tensor, "n dx"]
     widths: Float[Tensor, "dx"]
     build: Callable[[Tensor, Set], Update]
+    first: int | None = None  # rows of the fit, where others were added later, and
+    lam: float = 0.0  # the least ridge
     there: Bool[Tensor, "n g"] = field(init=False)
     parts: dict[Set, Part] = field(init=False, default_factory=dict)
     name: ClassVar[str] = "sensors"
@@ -62,8 +73,18 @@ class SensorUpdate:
             if len(self.parts) >= KEPT:
                 del self.parts[next(iter(self.parts))]
             rows = self.rows(some)
-            self.parts[some] = (rows, self.build(self._columns(self.x[rows], some), some))
+            count = len(rows) if self.first is None else int((rows < self.first).sum())
+            count = count if count >= FEWEST else len(rows)  # features that stay, or of all
+            seen = self._columns(self.x[rows], some)
+            update = self.build(seen[:count], some)
+            if count < len(rows):
+                update = with_more(update, seen[count:], self.lam)
+            self.parts[some] = (rows, update)
         return self.parts[some]
+
+    def grown(self, x: Points, *, lam: float) -> "SensorUpdate":
+        n, rows = len(self.x), torch.cat([self.x, x.to(self.x)])
+        return SensorUpdate(self.sensors, rows, self.widths, self.build, self.first or n, lam)
 
     def part_weights(
         self, rule: Rule, ratio: Weights, query: Query, lam: Ridge, some: Set
@@ -162,6 +183,15 @@ class SensorReach:
             count = early if early else len(rows)
             parts.append(reach_of(rows, rows[count:], count) if len(rows) else None)
         return cls(sensors, tuple(parts))
+
+    def joined(self, x: Float[Tensor, "n dx"]) -> "SensorReach":
+        """With training rows that were added later: see `Reach.joined`."""
+        there = self.sensors.present(x)
+        parts = [
+            reach and reach.joined(x[there[:, k]][:, list(columns)])
+            for k, (reach, columns) in enumerate(zip(self.parts, self.sensors.columns, strict=True))
+        ]
+        return SensorReach(self.sensors, tuple(parts))
 
     def __call__(self, x: Float[Tensor, "*s dx"]) -> Float[Tensor, "*s dx"]:
         """The rows with NaN in the place of every sensor that is absent or unlike its training."""
