@@ -7,7 +7,7 @@ READY := $(VENV)/.installed
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: train test test-cpus test-slow lint format types tensorboard clean help
+.PHONY: train test test-cpus test-slow lint format types docs check-docs tensorboard clean help
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,6 +42,13 @@ format: $(READY) ## ruff: fix and format
 types: $(READY)  ## mypy (strict on kbr.core)
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs  ## the site, into build/site; warnings are errors
+	$(BIN)/python docs/tools/assets.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+check-docs: docs $(VENV)/.check  ## every page of the site in Chromium
+	$(BIN)/python docs/tools/check_site.py
+
 tensorboard: $(READY)  ## watch the runs
 	$(BIN)/tensorboard --logdir outputs
 
@@ -52,4 +59,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kbr needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,maze,tune]"
+	@touch $@
+
+$(VENV)/.docs $(VENV)/.check: $(VENV)/.%: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
 	@touch $@

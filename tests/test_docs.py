@@ -1,10 +1,13 @@
 """The documents are true: their code runs, and their tables stand in committed files."""
 
+import contextlib
 import csv
+import io
 import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,9 +20,20 @@ def blocks_of(name: str) -> list[str]:
     return found
 
 
-def test_readme_code_runs():
+NUMBER = r"-?\d+(?:\.\d+)?"
+
+
+def test_readme_code_runs_and_prints_what_the_page_shows(capsys):
+    """From top to bottom; numbers up to two units of their last digit, as CPUs round."""
+    made: dict[str, object] = {}
     for block in blocks_of("README.md"):
-        exec(compile(block, "README.md", "exec"), {})
+        exec(compile(block, "README.md", "exec"), made)
+    printed = capsys.readouterr().out
+    [shown] = re.findall(r"```\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert re.sub(NUMBER, "#", printed) == re.sub(NUMBER, "#", shown)
+    for found, text in zip(re.findall(NUMBER, printed), re.findall(NUMBER, shown), strict=True):
+        unit = 10.0 ** -len(text.partition(".")[2])
+        assert float(found) == pytest.approx(float(text), abs=2.01 * unit)
 
 
 @pytest.mark.filterwarnings(
@@ -31,10 +45,40 @@ def test_readme_code_runs():
 def test_a_page_of_code_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made: dict[str, object] = {}
-    for block in blocks_of(f"docs/{name}.md"):
-        exec(compile(block, name, "exec"), made)
+    for block, said in printed_blocks(f"docs/{name}.md"):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block, name, "exec"), made)
+        if said:
+            agrees(printed.getvalue(), said)
+    plt.close("all")
     if "share" in made:
         assert 0.8 < float(made["share"]) < 1  # as the page says
+
+
+def printed_blocks(name: str) -> list[tuple[str, str]]:
+    """Blocks of code, and what the page says that each prints: a block of text right after it."""
+    pattern = r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?"
+    return re.findall(pattern, (ROOT / name).read_text(), re.DOTALL)
+
+
+def agrees(printed: str, said: str) -> None:
+    """Words are the same; numbers are, but for the last digits, times, sizes and tiny ridges."""
+    number = re.compile(r"-?\d+\.?\d*(?:e[-+]\d+)?")
+    free = ("eta", "lam_transition", "memory", "fit")
+    for one, other in zip(printed.strip().splitlines(), said.strip().splitlines(), strict=True):
+        words = [" ".join(number.sub("#", line).split()) for line in (one, other)]
+        assert words[0] == words[1]
+        if not one.strip().startswith(free):
+            found, expected = ([float(v) for v in number.findall(line)] for line in (one, other))
+            assert found == pytest.approx(expected, rel=0.05, abs=0.02)
+
+
+def test_printed_output_that_differs_is_seen():
+    agrees("rms 0.131\nfit 3 s", "rms 0.1293\nfit 7 s")
+    for other in ("rms 0.33\nfit 7 s", "mse 0.1293\nfit 7 s"):
+        with pytest.raises(AssertionError):
+            agrees("rms 0.131\nfit 3 s", other)
 
 
 def tables(text: str) -> list[list[list[str]]]:

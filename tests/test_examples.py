@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from command_line import call
+from PIL import Image
 
 from kbr.app.building.default_model import default_model
+from kbr.app.figures.animation import MILLISECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
 BRIEF = ["model.filter.epochs=2", "model.filter.val_every=1"]
@@ -65,6 +67,25 @@ def test_an_example_writes_a_file_and_commands_that_run(tmp_path, script, argume
         float(re.search(rf"{name} +([\d.]+)", out)[1]) for name in ("test/mse", "test/mse_of_mean")
     )
     assert error < 0.3 * blind  # the filter has learned something
+
+
+def is_the_animation(path: Path) -> bool:
+    with Image.open(path) as gif:
+        return (gif.n_frames, gif.info["duration"]) == (60, MILLISECONDS)
+
+
+def test_the_animation_of_the_readme_is_small():
+    path = ROOT / "docs" / "results" / "lost_frames.gif"
+    assert path.stat().st_size < 2_000_000
+    assert is_the_animation(path)
+
+
+@pytest.mark.slow
+def test_the_animation_of_the_readme_is_made_by_its_example(tmp_path):
+    """Here from few frames."""
+    said = run("python examples/lost_frames.py --output made.gif --frames 60 --epochs 1", tmp_path)
+    assert "of the truths" in said
+    assert is_the_animation(tmp_path / "made.gif")
 
 
 SECTIONS = {

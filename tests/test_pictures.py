@@ -13,13 +13,7 @@ from PIL import Image
 
 from kbr.app.figures import animation, style
 from kbr.app.figures.animation import animate
-from kbr.app.figures.beliefs import (
-    WITHIN_2_SD,
-    are_alike,
-    density,
-    ellipse_axes,
-    telling_steps,
-)
+from kbr.app.figures.beliefs import WITHIN_2_SD, density, telling_steps
 from kbr.app.figures.frames import contact_sheet, encoder_figure
 from kbr.app.figures.run import run_figures
 from kbr.app.figures.style import save
@@ -35,7 +29,8 @@ from kbr.app.tasks.heading import (
 from kbr.core.datasets.dsprites import DSprites
 from kbr.core.datasets.dynamics import Oscillatory
 from kbr.core.filters.kernel.filter import KernelBayesFilter
-from kbr.core.uncertainty.regions import coverage
+from kbr.core.showing.plotting import are_alike, ellipse_axes
+from kbr.core.uncertainty.regions import chi2_quantile, coverage
 from kbr.training.encoders import SoftArgmaxCNN
 
 STEPS, TRAIN = 8, 30
@@ -277,6 +272,8 @@ def test_ellipses_have_two_standard_deviations_each_way():
     assert width[0] == pytest.approx(4 * 0.3)
     assert height[0] == pytest.approx(4 * 0.1)
     assert angle[0] % 180 == pytest.approx(30)
+    wider, _, _ = ellipse_axes(cov[None], chi2_quantile(0.9, 2) ** 0.5)
+    assert wider[0] == pytest.approx(2 * math.sqrt(4.60517) * 0.3)  # chi squared, 2 dimensions
 
 
 def test_coverage_of_a_gaussian():

@@ -13,16 +13,19 @@ from matplotlib.patches import Ellipse
 from PIL import Image
 from torch import Tensor
 
-from kbr.app.figures.beliefs import ESTIMATE, OBSERVED, TRUTH, are_alike, ellipse_axes, name_axes
+from kbr.app.figures.beliefs import name_axes
 from kbr.app.figures.frames import MARKS
 from kbr.app.figures.style import STYLE
 from kbr.app.figures.view import BELIEFS, View, as_pictures
 from kbr.app.models.kernel import Outcome
 from kbr.app.run.folder import write_bytes
 from kbr.app.tasks.heading import ANGLES, density_of_moments, density_of_weights
+from kbr.core.showing.plotting import ESTIMATE, OBSERVED, TRUTH, are_alike, ellipse_axes
+from kbr.core.uncertainty.regions import chi2_quantile
 
 TRAIL = 12  # steps of the path that stay visible
-MILLISECONDS = 150  # of a step
+MILLISECONDS = 250  # of a step
+LEVEL = 0.9  # of the ellipses
 COLOURS = 128  # of the frames; those of the marks come on top
 KEPT = (TRUTH, ESTIMATE, OBSERVED, MARKS["truth"]["mec"], MARKS["filter mean"]["mfc"], "#ffffff")
 
@@ -47,7 +50,7 @@ def animate(path: Path, outcome: Outcome) -> Path | None:
         if view.circular:
             parts.append(_compass(axis, mean, truth, cov, view))
         else:
-            parts.append(_plane(axis, mean, truth, cov, view, outcome.shown_spread))
+            parts.append(_plane(axis, mean, truth, cov, view))
         legend = axis.get_legend_handles_labels()
         figure.legend(*legend, loc="outside lower center", ncols=1 + columns, fontsize=8)
         title, frames = figure.suptitle("step 1", fontsize=9), []
@@ -83,14 +86,20 @@ def _frames(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View) -> 
     frames = as_pictures(view.x_test[:BELIEFS])
     image = axis.imshow(frames[0], extent=view.window, interpolation="nearest")
     axis.set_axis_off()
-    axis.set_title("observation", fontsize=8)
+    title = axis.set_title("observation", fontsize=8)
+    lost = view.x_test[:BELIEFS].isnan().flatten(1).all(1)
+
+    def show(t: int) -> None:
+        image.set_data(frames[t])
+        title.set_text("no observation" if lost[t] else "observation")
+
     if view.window is None:
-        return lambda t: image.set_data(frames[t])
+        return show
     marks = {kind: axis.plot([], [], ls="none", **style)[0] for kind, style in MARKS.items()}
     ring = _ring(axis, mean, cov, "#56B4E9")
 
     def draw(t: int) -> None:
-        image.set_data(frames[t])
+        show(t)
         marks["truth"].set_data(*truth[t : t + 1, :2].T.numpy())
         marks["filter mean"].set_data(*mean[t : t + 1, :2].T.numpy())
         ring(t)
@@ -98,14 +107,14 @@ def _frames(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View) -> 
     return draw
 
 
-def _plane(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View, spread: str) -> Draw:
+def _plane(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View) -> Draw:
     """Paths of the last steps in the plane of the latent (its first two coordinates)."""
     z = view.z_train.double().numpy()
     axis.plot(z[:, 0], z[:, 1], ".", color="#cccccc", ms=2, label="training latents")
     if view.shows_x_as_z:
         seen = axis.plot([], [], "x", color=OBSERVED, ms=8, mew=2, label="observation")[0]
     path = axis.plot([], [], color=TRUTH, lw=1, ls="--", label="truth", **MARKS["truth"])[0]
-    named = {"label": f"filter mean, {spread}", **MARKS["filter mean"]}
+    named = {"label": f"filter mean, {LEVEL:.0%} region", **MARKS["filter mean"]}
     guess = axis.plot([], [], color=ESTIMATE, lw=1.2, **named)[0]
     ring = _ring(axis, mean, cov, ESTIMATE)
     everything = np.concatenate([z[:, :2], mean[:, :2].numpy(), truth[:, :2].numpy()])
@@ -130,8 +139,9 @@ def _plane(axis: Any, mean: Tensor, truth: Tensor, cov: Tensor, view: View, spre
 
 
 def _ring(axis: Any, mean: Tensor, cov: Tensor, colour: str) -> Draw:
-    """A 2-sd ellipse that moves."""
-    width, height, angle = ellipse_axes(cov[:, :2, :2].numpy())
+    """An ellipse that moves."""
+    radius = chi2_quantile(LEVEL, 2) ** 0.5
+    width, height, angle = ellipse_axes(cov[:, :2, :2].numpy(), radius)
     ring = axis.add_patch(Ellipse((0, 0), 0, 0, fill=False, ec=colour, lw=1.2))
     return lambda t: ring.set(
         center=mean[t, :2].tolist(), width=width[t], height=height[t], angle=angle[t]

@@ -12,24 +12,12 @@ from torch import Tensor
 from kbr.app.figures.style import picture
 from kbr.app.figures.view import View, Window, first_trial
 from kbr.app.models.kernel import Outcome
+from kbr.core.showing.plotting import AGAINST, ESTIMATE, TRUTH, are_alike, ellipse_axes
 from kbr.core.uncertainty.regions import coverage
 
-TRUTH, ESTIMATE, OBSERVED, AGAINST = "#000000", "#0072B2", "#E69F00", "#D55E00"
 LAST = 20  # steps with ellipses
 WITHIN_2_SD = 1 - math.exp(-2)  # of a Gaussian in the plane
-ALIKE = 5  # ratio of two coordinates' spreads that share one scale
 GRID = 80  # points of the density along either axis
-
-
-def ellipse_axes(cov: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Width, height and angle (degrees) of 2-sd ellipses of covariances [k, 2, 2].
-
-    Math: z with (z - mu)' C^-1 (z - mu) <= 4.
-    """
-    values, vectors = np.linalg.eigh(cov)
-    size = 4 * np.sqrt(values.clip(1e-12))
-    angle = np.degrees(np.arctan2(vectors[:, 1, 1], vectors[:, 0, 1]))
-    return size[:, 1], size[:, 0], angle
 
 
 def ellipses(path: Path, outcome: Outcome, names: list[str], window: Window | None) -> Path:
@@ -147,12 +135,6 @@ def _curve(axis: Any, z: np.ndarray, w: np.ndarray) -> None:
 def _stems(axis: Any, z: np.ndarray, w: np.ndarray) -> None:
     scaled = w / max(np.abs(w).max(), 1e-300)
     axis.vlines(z[:, 0], 0, scaled, color=ESTIMATE, lw=0.8, label="weights")
-
-
-def are_alike(z: np.ndarray) -> bool:
-    """Whether both coordinates of points [n, 2] can share one scale: their units may differ."""
-    spread = np.ptp(z, axis=0)
-    return bool(spread.max() <= ALIKE * spread.min())
 
 
 def name_axes(axis: Any, names: list[str], window: Window | None) -> None:

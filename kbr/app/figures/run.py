@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from kbr.app.figures.beliefs import AGAINST, ESTIMATE, TRUTH, ellipses, weights_figure
+from kbr.app.figures.beliefs import ellipses, weights_figure
 from kbr.app.figures.frames import contact_sheet, encoder_figure, observations
 from kbr.app.figures.style import picture, save
 from kbr.app.figures.uncertainty import uncertainty_figures
 from kbr.app.figures.view import View, coordinate_names, first_trial, spread_out
 from kbr.app.models.kernel import Outcome
 from kbr.app.tasks.heading import degrees_text
+from kbr.core.showing.plotting import AGAINST, ESTIMATE, TRUTH
 
 STEPS = 100  # of a test sequence that are drawn
 ROWS = 300  # of a recording whose truth nobody knows

@@ -13,6 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from kbr.core.io.checkpoint import write_atomically
+from kbr.core.showing.plotting import STYLE as STYLE
 
 # Okabe and Ito's palette: distinct to colour-blind readers; markers and dashes survive greyscale.
 STYLES: dict[str, dict[str, Any]] = {
@@ -40,7 +41,6 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"color": "#6699CC", "marker": "p", "linestyle": "-"},
     {"color": "#332288", "marker": "d", "linestyle": "--"},
 )
-STYLE = Path(__file__).with_name("kbr.mplstyle")
 
 
 def styles_of(models: Sequence[str]) -> dict[str, dict[str, Any]]:

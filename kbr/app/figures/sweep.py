@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator
 from kbr.app.figures.style import handles_of, picture, styles_of
 from kbr.app.report.comparison import QUICK, Comparison
 from kbr.app.report.summary import standard_error
-from kbr.app.text.plain import no_math
+from kbr.core.showing.plotting import no_math
 
 ERROR = "MSE (sum over latent coordinates)"
 MOST_ACROSS = 3  # panels side by side

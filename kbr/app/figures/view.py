@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kbr.app.text.plain import no_math, one_line
+from kbr.app.text.plain import one_line
 from kbr.core.datasets.dynamics import FilteringData
+from kbr.core.showing.plotting import no_math
 
 LABEL = 60  # letters of a label
 BELIEFS = 60  # steps of the test sequence with weights: as many as the animation shows

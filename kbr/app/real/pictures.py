@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from matplotlib.patches import Ellipse
 
-from kbr.app.figures.beliefs import AGAINST, ESTIMATE, TRUTH, ellipse_axes
 from kbr.app.figures.style import picture
 from kbr.app.real import rtt_canteen as walks
 from kbr.app.real import uwb_plaza as plaza
 from kbr.app.real.turbofan import MOST
 from kbr.app.recordings.task import OwnData
+from kbr.core.showing.plotting import AGAINST, ESTIMATE, TRUTH, ellipse_axes
 from kbr.core.uncertainty.regions import coverage
 
 LEVEL = 0.9

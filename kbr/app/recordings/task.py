@@ -278,7 +278,8 @@ class OwnData:
         def spread(tensor: Tensor) -> Tensor:
             return tensor.expand(*data.lead, *tensor.shape)
 
-        return FilterResult(**{n: spread(value) for n, value in answers.items()}), spread(truth)
+        spread_out: dict[str, Any] = {name: spread(value) for name, value in answers.items()}
+        return FilterResult(**spread_out, units=whole.units), spread(truth)
 
     def view(self, data: OwnTrials, filt: Stepping | None = None, gaze: Gaze | None = None) -> View:
         """What pictures show: recorded values, at the test rows that `test` answers."""

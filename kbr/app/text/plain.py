@@ -26,11 +26,6 @@ def one_line(text: str, longest: int = LONGEST) -> str:
     return f"{line[: longest - 10]}…{crc32(text.encode(errors='backslashreplace')):08x}"
 
 
-def no_math(text: str) -> str:
-    """As Matplotlib shows it letter by letter: a dollar sign begins no formula."""
-    return text.replace("$", r"\$")
-
-
 def _is_hidden(character: str) -> bool:
     return character in ODD or unicodedata.category(character) in HIDDEN
 

@@ -6,6 +6,7 @@ A subclass filters in inner coordinates; this class stands between it and the us
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -14,10 +15,14 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Answering, Belief
-from kbr.core.filters.result import FilterResult, joined
+from kbr.core.filters.conventions import Conventions
+from kbr.core.filters.result import AXES, FilterResult, joined
 from kbr.core.filters.training_data import TrainingData, training_data
-from kbr.core.inputs import ArrayLike, as_tensor
+from kbr.core.inputs import ArrayLike
 from kbr.core.io.file_rows import FileRows
+from kbr.core.showing.progress import bar_of
+from kbr.core.showing.scoring import truth_like
+from kbr.core.showing.summary import Summary, summary_of
 from kbr.core.uncertainty.adaptive import RATE, stretched, stretches
 from kbr.core.uncertainty.calibration import NEVER, Calibration, bridges_of, horizons_of
 from kbr.core.uncertainty.regions import Ellipsoid, credible_region
@@ -30,12 +35,13 @@ from kbr.core.units.units import Units
 Trainable = TypeVar("Trainable", bound="TrainableFilter")
 
 
-class BaseFilter(ABC):
+class BaseFilter(Conventions, ABC):
     """`filter`, `smooth`, `init`, `step`, `forecast` and regions, in the units of the data."""
 
     takes_files: ClassVar[bool] = False  # whether observations may stay in their file
     takes_controls: ClassVar[bool] = False  # whether control inputs may move the latent
     takes_sensors: ClassVar[bool] = False  # whether groups of columns may be absent by themselves
+    seconds: float | None = None  # that the last fit took; files do not keep it
 
     @property
     @abstractmethod
@@ -139,12 +145,19 @@ class BaseFilter(ABC):
         return replace(after, place=place) if stated else after
 
     def forecast(
-        self, belief: Any, steps: int | None = None, *, u: Any = None, time: Any = None
+        self,
+        belief: Any,
+        steps: int | None = None,
+        *,
+        u: Any = None,
+        time: Any = None,
+        path: bool = False,
     ) -> Any:
         """The belief `steps` ahead (one, unless u or time say more), with no observation between.
 
-        Where control inputs move the latent, u [*b steps du] are those of the steps to come; where
-        the step of time is an input, `time` [steps] are their times.
+        With `path`, the beliefs at all of these steps, as a `FilterResult`. Where control inputs
+        move the latent, u [*b steps du] are those of the steps to come; where the step of time is
+        an input, `time` [steps] are their times.
         """
         units, place, dt = self.units, belief.place, None
         rows = [_count(value) for value in (u, time) if value is not None]
@@ -160,8 +173,37 @@ class BaseFilter(ABC):
             if not (dt[belief.place[1] is None :] > 0).all():
                 raise KbrError("time must grow from step to step, and from the belief's own time.")
         control = units.controls(None, u, dt, [] if belief.steps else [0])
-        ahead = self._ahead(belief, steps, *(() if control is None else (control,)))
+        moves = () if control is None else (control,)
+        if path:
+            return self._path(belief, steps, *moves)
+        ahead = self._ahead(belief, steps, *moves)
         return replace(ahead, place=place) if time is not None else ahead
+
+    def _path(self, belief: Any, steps: int, *u: Tensor) -> FilterResult:
+        """The beliefs at each of the steps to come."""
+        beliefs = []
+        for step in range(steps):
+            now = (part.unsqueeze(0) if part.ndim == 1 else part for part in u)
+            belief = self._ahead(belief, 1, *(part[..., step : step + 1, :] for part in now))
+            beliefs.append(belief)
+
+        def along(name: str, axis: int) -> Any:
+            return torch.stack([getattr(each, name) for each in beliefs], axis)
+
+        axes = {name: axis for name, axis in AXES.items() if name != "effective_sample_size"}
+        if belief.stretch is None:
+            del axes["stretch"]
+        parts = {name: along(name, axis) for name, axis in axes.items()}
+        return FilterResult(**parts, units=self.units)
+
+    def summary(self) -> Summary:
+        """What was learned and chosen, in a table: print it, or read its fields."""
+        facts = {"seconds": self.seconds, **self._facts()}
+        return summary_of(type(self).__name__, self.units, self.calibration, facts)
+
+    def _facts(self) -> dict[str, Any]:
+        """What a filter of its kind adds to the summary: fields of `Summary`."""
+        return {}
 
     def adapt(self, belief: Any, truth: ArrayLike, *, of: Any = None, rate: float = RATE) -> Any:
         """The belief with error bars that have learned from a truth, of `belief` or one before it.
@@ -169,7 +211,7 @@ class BaseFilter(ABC):
         Call it when the truth arrives: `belief = filt.adapt(belief, z, of=belief_of_that_step)`.
         """
         then = belief if of is None else of
-        z = self._truth(truth, then.mean)
+        z = truth_like(truth, then.mean, self.units)
         missed = self.credible_region(then).contains(z).logical_not()
         now = torch.ones_like(missed, dtype=z.dtype) if belief.stretch is None else belief.stretch
         fresh = torch.where(z.isfinite().all(-1), stretched(now, missed, rate), now)
@@ -230,7 +272,7 @@ class BaseFilter(ABC):
         answering, since = Answering(self.units, known), horizon(inner.evidence)
         mean, raw = answering.raw(inner.mean, inner.cov)
         cov = answering.calibrated(raw, since, None)
-        return replace(inner, mean=mean, cov=cov, raw_cov=raw, since=since)
+        return replace(inner, mean=mean, cov=cov, raw_cov=raw, since=since, units=self.units)
 
     def _pieces(self, x: Any, u: Any, time: Any) -> tuple[list[tuple[Any, ...]], Tensor | None]:
         """Observations in inner coordinates, with controls: one sequence, or those of a table.
@@ -256,17 +298,10 @@ class BaseFilter(ABC):
         order = torch.from_numpy(np.argsort(np.concatenate(rows), kind="stable"))
         return [tuple(_part(table, some) for table in whole) for some in rows], order
 
-    def _truth(self, truth: ArrayLike, mean: Tensor) -> Tensor:
-        z = as_tensor(truth, name="truth").to(mean)
-        z = z.unsqueeze(-1) if z.shape == mean.shape[:-1] else z
-        if z.shape != mean.shape:
-            raise KbrError(f"truth must have shape {list(mean.shape)}; got {list(z.shape)}.")
-        return self.units.z.nearest(z, mean)
-
     def _adapted(self, result: FilterResult, truth: ArrayLike, delay: int) -> FilterResult:
         if delay < 1:
             raise KbrError(f"delay must be at least 1 step; got {delay}.")
-        z = self._truth(truth, result.mean)
+        z = truth_like(truth, result.mean, self.units)
         region = self.credible_region(result)
         stretch = stretches(region.distance(z) / region.radius2, delay=delay)
         return replace(result, cov=result.cov * stretch[..., None, None], stretch=stretch)
@@ -315,14 +350,17 @@ class TrainableFilter(BaseFilter):
         numbers [T], vectors [T, d] and frames [T, h, w] or [T, c, h, w], {"camera": frames, "imu":
         rows}: each of them is then a sensor, unless `sensors` says otherwise.
         `units` of another recording take the place of those found here. Batch dimensions of z are
-        independent data sets, each with its own hyper-parameters. `progress` is handed the trials
-        of a search, to show them.
+        independent data sets, each with its own hyper-parameters. With
+        progress=True a bar counts the trials of the search; or it is a function that is handed
+        them, to show them.
         """
+        began = perf_counter()
         self._check_taken(x, u, time_steps, sensors, units)
         about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
         about |= {"u": u, "time_steps": time_steps, "sensors": sensors}
         data = training_data(x, z, standardize=self.standardized, **about)
-        self._learn(self._lifted(data), progress)
+        self._learn(self._lifted(data), bar_of(progress))
+        self.seconds = perf_counter() - began
         return self
 
 

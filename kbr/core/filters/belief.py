@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.embedding import Embedding, positive_part
+from kbr.core.errors import KbrError
 from kbr.core.filters.result import FilterResult
+from kbr.core.showing.plotting import Scene, array, plot_belief
 from kbr.core.uncertainty.calibration import Calibration
 from kbr.core.units.places import Place
 from kbr.core.units.units import Units
@@ -69,6 +72,25 @@ class Belief:
     def cov(self) -> Float[Tensor, "*e dz dz"]:
         """The calibrated covariance; the raw one where there was nothing to calibrate with."""
         return self.answering.calibrated(self._raw[1], self.since, self.stretch)
+
+    def plot(self, *, level: float = 0.9, ax: Any = None) -> Any:
+        """The region of two latents in their plane; else each latent's density with its band.
+
+        Returns the Matplotlib axes; `ax` are axes to draw on.
+        """
+        if self.mean.ndim > 1:
+            raise KbrError(
+                f"a picture shows one belief; this one is of {list(self.mean.shape[:-1])} data "
+                "sets. Fit and step through one of them."
+            )
+        moments = (self.mean, self.cov, self.evidence)
+        one = tuple(part.unsqueeze(0) for part in moments)
+        units, made_of = self.answering.units, self._made_of()
+        return plot_belief(Scene.of(units, one, level=level, **made_of), ax)  # type: ignore[arg-type]
+
+    def _made_of(self) -> dict[str, Any]:
+        """Points in the units of the data and their weights, for a picture."""
+        return {}
 
     def __repr__(self) -> str:
         mean = ", ".join(f"{value:.4g}" for value in self.mean.flatten()[:4].tolist())
@@ -149,6 +171,11 @@ class KernelBelief(Belief):
         points = self.answering.units.z.linear(self.points)
         shape = (*points.shape[:-2], *(1,) * extra, *points.shape[-2:])
         return Embedding(points.reshape(shape), self.weights)
+
+    def _made_of(self) -> dict[str, Any]:
+        inner = self.points
+        points, _ = self.answering.raw(inner, inner.new_zeros(*inner.shape, inner.shape[-1]))
+        return {"points": array(points), "weights": array(self.weights)}
 
     @property
     def effective_sample_size(self) -> Float[Tensor, "*e"]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.sequences import Sequences, training_sequences
 from kbr.core.inputs import as_tensor, check_finite
-from kbr.core.units.columns import is_table, names_of
+from kbr.core.units.columns import is_several, is_table, names_of, numbered
 from kbr.core.units.controls import Controls
 from kbr.core.units.layout import Layout, flat_rows, has_parts, laid_out
 from kbr.core.units.places import moments
@@ -82,7 +82,7 @@ def training_data(
                     "sensors are groups of columns of x [T, dx], of one data set; got x of shape "
                     f"{list(observed.shape)}. Leave sensors out."
                 )
-            called = layout or Layout.of_numbers(names_x or _numbered("x", shape[0]))
+            called = layout or Layout.of_numbers(names_x or numbered("x", shape[0]))
             units = replace(units, sensors=sensors_of(sensors, called, units.x.circular))
     inner = units.x.apply(observed, "x").to(observed.dtype)
     flat = inner.reshape(*latents.shape[:-1], -1)
@@ -112,11 +112,11 @@ def _units(
     x, z, moves = parts
     batch = z.ndim - 2
     vectors = x.ndim == batch + 2
-    x_names = names[0] or (_numbered("x", x.shape[-1]) if vectors else ())
+    x_names = names[0] or (numbered("x", x.shape[-1]) if vectors else ())
     x_names = x_names if layout is None else layout.columns
-    z_names = names[1] or _numbered("z", z.shape[-1])
+    z_names = names[1] or numbered("z", z.shape[-1])
     count = 0 if moves is None else moves.shape[-1] - steps
-    u_names = names[2] or Controls.numbered(count)
+    u_names = names[2] or numbered("u", count)
     unknown = [name for name in wanted if name not in (*x_names, *z_names, *u_names)]
     if unknown:
         also = f" or u ({', '.join(u_names)})" if u_names else ""
@@ -171,10 +171,6 @@ def _moves(u: Tensor | None, steps: np.ndarray | None, z: Tensor, starts: list[i
     return moves
 
 
-def _numbered(letter: str, count: int) -> tuple[str, ...]:
-    return tuple(f"{letter}_{k + 1}" for k in range(count))
-
-
 def _plain(value: Any, letter: str) -> tuple[Any, Names]:
     """Tables as arrays, also inside a list, and the names of their columns."""
     if isinstance(value, list | tuple) and value and (is_table(value[0]) or _is_series(value[0])):
@@ -203,7 +199,7 @@ def _cut(
         raise KbrError(f"time_steps must be one of {', '.join(STEPS)}; got {time_steps!r}.")
     if time_steps == "input" and time is None:
         raise KbrError("time_steps='input' makes steps of time an input: pass time=... too.")
-    several = _several(x) and _several(z)
+    several = is_several(x) and is_several(z)
     if several and len(x) != len(z):
         return x, z, None, None, None  # refused, in words, where shapes are checked
     xs, zs = (list(x), list(z)) if several else ([x], [z])
@@ -323,12 +319,6 @@ def _control_rows(u: Any, z: Tensor) -> Tensor:
             f"{list(values.shape)}."
         )
     return values
-
-
-def _several(value: Any) -> bool:
-    """A list of arrays is several sequences; nested lists of numbers are one array."""
-    arrays = (Tensor, np.ndarray)
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], arrays)
 
 
 def _complete(values: Tensor) -> np.ndarray:

@@ -1,7 +1,12 @@
 """How much memory there is, and a refusal in plain words before there is too little."""
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
 
+import numpy as np
 import torch
 
 from kbr.core.errors import KbrError
@@ -61,3 +66,47 @@ def _numbers(path: Path) -> dict[str, float]:
         return {}
     rows = (line.replace(":", " ").split() for line in path.read_text().splitlines())
     return {row[0]: float(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def tensor_bytes(*objects: object) -> int:
+    """Bytes of all tensors and arrays that can be reached from these objects, each counted once.
+
+    What stays in a file (a memory map) does not count.
+    """
+    waiting, met, storages, total = list(objects), set(), set(), 0
+    kept = []  # so that no id is given twice
+    while waiting:
+        one = waiting.pop()
+        if id(one) in met or isinstance(one, type | ModuleType | str | int | float):
+            continue
+        met.add(id(one))
+        kept.append(one)
+        if isinstance(one, torch.Tensor):
+            storage = one.untyped_storage()
+            if storage.data_ptr() not in storages:
+                storages.add(storage.data_ptr())
+                total += storage.nbytes()
+        elif isinstance(one, np.ndarray):
+            total += 0 if isinstance(one, np.memmap) else one.nbytes
+        elif isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, list | tuple | set):
+            waiting += one
+        elif isinstance(one, partial):
+            waiting += [one.func, one.args, one.keywords]
+        elif isinstance(one, FunctionType):
+            waiting += [cell.cell_contents for cell in one.__closure__ or () if _filled(cell)]
+            waiting += one.__defaults__ or ()
+        elif isinstance(one, MethodType):
+            waiting.append(one.__self__)
+        else:
+            waiting += vars(one).values() if hasattr(one, "__dict__") else []
+    return total
+
+
+def _filled(cell: Any) -> bool:
+    """Whether a closure's variable has a value yet."""
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False

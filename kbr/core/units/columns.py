@@ -21,8 +21,20 @@ def is_table(value: Any) -> bool:
     return named and all(isinstance(key, str) for key in value.keys())  # noqa: SIM118
 
 
+def is_several(value: Any) -> bool:
+    """A list of arrays or tables is several sequences; nested lists of numbers are one array."""
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    return isinstance(value[0], Tensor | np.ndarray) or is_table(value[0])
+
+
 def names_of(table: Any) -> list[Any]:
     return list(table.columns if hasattr(table, "columns") else table.keys())
+
+
+def numbered(letter: str, count: int) -> tuple[str, ...]:
+    """Names of columns that have none: x_1, x_2, ..."""
+    return tuple(f"{letter}_{k + 1}" for k in range(count))
 
 
 def numbers(column: Any, name: str) -> np.ndarray:

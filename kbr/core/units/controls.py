@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.inputs import as_tensor
-from kbr.core.units.columns import is_table, names_of, numbers
+from kbr.core.units.columns import is_table, names_of, numbered, numbers
 from kbr.core.units.scaling import Scaling
 
 
@@ -47,7 +47,7 @@ class Controls:
         """
         count, flat = moves.shape[-1] - time, moves.flatten(0, -2)
         used = tuple((flat.amax(0) > flat.amin(0)).tolist()[:count])
-        called = names or cls.numbered(count)
+        called = names or numbered("u", count)
         constant = [name for name, mark in zip(called, used, strict=True) if not mark]
         if constant:
             warnings.warn(
@@ -62,15 +62,17 @@ class Controls:
         scaling = Scaling.fit(kept, marks, turn, batch=batch) if marks else Scaling.none(moves)
         return cls(scaling, used, names, time)
 
-    @staticmethod
-    def numbered(count: int) -> tuple[str, ...]:
-        return tuple(f"u_{k + 1}" for k in range(count))
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the inputs in use, the step of time last."""
+        names = self.names or numbered("u", len(self.used))
+        kept = (name for name, used in zip(names, self.used, strict=True) if used)
+        return (*kept, "step of time") if self.time else tuple(kept)
 
     @property
     def wanted(self) -> str:
         """What is to be passed, in words."""
-        names = self.names or self.numbered(len(self.used))
-        return ", ".join(name for name, used in zip(names, self.used, strict=True) if used)
+        return ", ".join(self.columns[: sum(self.used)])
 
     def inner(
         self, x: Any, u: Any, steps: np.ndarray | None = None, starts: Sequence[int] = ()

@@ -16,7 +16,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.inputs import as_tensor
 from kbr.core.io.file_rows import FileRows
-from kbr.core.units.columns import is_table, names_of
+from kbr.core.units.columns import is_table, names_of, numbered
 from kbr.core.units.controls import Controls
 from kbr.core.units.layout import Layout, entry
 from kbr.core.units.places import Place, cut, grouped, is_gap, label, moment, moments
@@ -55,6 +55,20 @@ class Units:
     def none(cls, like: Tensor) -> "Units":
         """Numbers without names, taken as they are."""
         return cls(Scaling.none(like), Scaling.none(like))
+
+    def latent_names(self, count: int) -> tuple[str, ...]:
+        """Names of the latent's columns: z_1, z_2, ... where they had none."""
+        return self.z_names or numbered("z", count)
+
+    def latent_labels(self, count: int) -> tuple[str, ...]:
+        """The same with units, where they are known: angles have theirs."""
+        marks = self.z.circular or (False,) * count
+        unit = "deg" if self.z.turn == 360.0 else "rad"
+        labels = zip(self.labels or self.latent_names(count), marks, strict=True)
+        return tuple(
+            f"{text} [{unit}]" if is_angle and "[" not in text else text
+            for text, is_angle in labels
+        )
 
     def observations(self, x: Any) -> Tensor | FileRows:
         """x in inner coordinates: an array, a table or mapping with the columns by name, frames."""

@@ -11,11 +11,12 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.features import Identity, RandomFourier
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult
+from kbr.core.filters.kernel.facts import grid_of, kernel_facts
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.growing import goes_on
 from kbr.core.filters.kernel.held_out import measured
 from kbr.core.filters.kernel.more_rows import joined, recorded
-from kbr.core.filters.kernel.search import SCALE_BOUNDS, Space
+from kbr.core.filters.kernel.search import ETA_BOUNDS, SCALE_BOUNDS, Space
 from kbr.core.filters.training_data import TrainingData
 from kbr.core.inputs import check_positive, check_sizes
 from kbr.core.io.file_rows import FileRows
@@ -89,13 +90,8 @@ class LearnedFilter(TrainedFilter):
             )
         rule = ImportanceWeightedRule(kernel_x=Identity())
         etas = None if self.etas is None else tuple(self.etas)
-        space = Space(  # values that were given are the only ones
-            scales=tuple(self.coarse_scales if self.scales is None else self.scales),
-            scale_bounds=None if self.scales is not None else (SCALE_BOUNDS[0], WIDEST),
-            lams=LAMS if self.lams is None else tuple(self.lams),
-            lam_bounds=LAM_BOUNDS if self.lams is None else None,
-        )
-        tuned = KernelBayesFilter(rule=rule, etas=etas).learned(self._on_features(), space=space)
+        searched = KernelBayesFilter(rule=rule, etas=etas)
+        tuned = searched.learned(self._on_features(), space=self._space)
         choice = tuned.data.choice
         capped = self.scales is None
         self.val_mse = float(choice.val_mse)
@@ -111,6 +107,34 @@ class LearnedFilter(TrainedFilter):
             "scale": float(choice.scale_z),
         }
         self._filter = self._build_filter()
+
+    @property
+    def _space(self) -> Space:
+        """Where the filter on features is searched; values that were given are the only ones."""
+        return Space(
+            scales=tuple(self.coarse_scales if self.scales is None else self.scales),
+            scale_bounds=None if self.scales is not None else (SCALE_BOUNDS[0], WIDEST),
+            lams=LAMS if self.lams is None else tuple(self.lams),
+            lam_bounds=LAM_BOUNDS if self.lams is None else None,
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """Those of the network, and of the kernel filter on its features."""
+        own, space, fitted = super()._facts(), self._space, self.kernel_filter.fitted
+        grids = {
+            "scale_z": grid_of(space.scales, space.scale_bounds),
+            "lam": grid_of(space.lams, space.lam_bounds),
+            "eta": grid_of(self.etas or (), None if self.etas else ETA_BOUNDS),
+            "lam_transition": ("as eta", None),
+        }
+        facts = kernel_facts(fitted, grids, self.edges)
+        return {
+            **facts,
+            **{name: own[name] for name in ("observation", "val_mse")},
+            "method": f"{own['method']}, {facts['method']}",
+            "memory": own["memory"] + facts["memory"],
+            "details": {**own["details"], **facts["details"]},
+        }
 
     def _build_filter(self) -> KernelBayesFilter:
         """The filter of the chosen hyper-parameters: the same after training and from a file."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,8 +24,10 @@ from kbr.core.filters.kernel.search import Edge
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive, check_sizes
 from kbr.core.io import checkpoint
 from kbr.core.io.file_rows import FileRows
+from kbr.core.io.memory import tensor_bytes
 from kbr.core.units.sensors import Sensors, Wanted
 from kbr.core.units.units import Units
+from kbr.training.callbacks.bar import EpochBar
 from kbr.training.callbacks.keeping import KeepBest
 from kbr.training.data import SequenceData, TrainingRows, training_rows
 from kbr.training.encoders import Encoder, SoftArgmaxCNN, describe_encoder, known_encoder
@@ -94,6 +97,27 @@ class TrainedFilter(BaseFilter):
         state = f"val_mse={self.val_mse:.4g}" if self._module is not None else "not fitted"
         return f"{type(self).__name__}({state})"
 
+    @property
+    def is_fitted(self) -> bool:
+        return self._module is not None
+
+    def _facts(self) -> dict[str, Any]:
+        module = self._get()
+        tensors = module.state_dict().values()
+        count = sum(value.numel() for value in module.parameters())
+        return {
+            "method": f"{type(module).__name__} with {type(module.encoder).__name__}",
+            "n": sum(self._lengths) or None,
+            "sequences": len(self._lengths) or None,
+            "observation": self.shape,
+            "val_mse": self.val_mse,
+            "memory": tensor_bytes(*tensors),
+            "details": {
+                "network": f"{count:,} weights",
+                "training": f"kept epoch {self.n_epochs} of {self.epochs}",
+            },
+        }
+
     @abstractmethod
     def finish(self, module: SequenceModule, x: Any, z: Tensor, *u: Tensor) -> None:
         """What is fitted once the network is trained, on all training steps; u where there is."""
@@ -121,6 +145,7 @@ class TrainedFilter(BaseFilter):
         folder: str | Path | None = None,
         trainer: dict[str, Any] | None = None,
         resume: str | Path | None = None,
+        progress: bool = False,
     ) -> Self:
         """Train on x [T, ...] and z [T, dz], or on lists of sequences; leaves checkpoints and
         TensorBoard logs in `folder`, or nothing on disk without one.
@@ -128,8 +153,13 @@ class TrainedFilter(BaseFilter):
         `u`, `time`, `time_steps`, `circular`, `angle_unit` and `units` as for
         `KernelBayesFilter.fit`. `trainer` holds arguments of `lightning.Trainer`. `resume` is the
         run folder to continue; a run stopped before its first checkpoint starts anew, which comes
-        to the same.
+        to the same. With `progress`, one bar counts the epochs.
         """
+        began = perf_counter()
+        trainer = dict(trainer or {})
+        if progress:
+            trainer["callbacks"] = [*trainer.get("callbacks", ()), EpochBar()]
+            trainer["enable_progress_bar"] = False
         self._check_taken(x_train, u, time_steps, sensors, units)
         about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
         about["sensors"] = sensors
@@ -137,11 +167,14 @@ class TrainedFilter(BaseFilter):
             about |= {"u": u, "time_steps": time_steps}
         rows = training_rows(x_train, z_train, whole=not self.in_blocks, **about)
         if folder is not None:
-            return self._fit(rows, seed, Path(folder), trainer or {}, resume)
+            self._fit(rows, seed, Path(folder), trainer, resume)
+            self.seconds = perf_counter() - began
+            return self
         with TemporaryDirectory() as passing:
             try:
-                trainer = {"logger": False, **(trainer or {})}
-                return self._fit(rows, seed, Path(passing), trainer, resume)
+                self._fit(rows, seed, Path(passing), {"logger": False, **trainer}, resume)
+                self.seconds = perf_counter() - began
+                return self
             except Preempted as stopped:
                 lost = "training was stopped, and nothing is kept without folder=..."
                 raise Preempted(lost, number=stopped.number) from None
@@ -183,8 +216,11 @@ class TrainedFilter(BaseFilter):
 
     def save(self, path: str | Path) -> None:
         """Everything needed to filter, as tensors and plain values."""
+        checkpoint.save(Path(path), self._content())
+
+    def _content(self) -> dict[str, Any]:
         module = self._get()
-        content = {
+        return {
             "kind": self.kind,
             "version": checkpoint.VERSION,
             "hyper_parameters": self.hyper_parameters(),
@@ -200,7 +236,6 @@ class TrainedFilter(BaseFilter):
             "largest": self._largest,
             "fitted": self.fitted_state(),
         }
-        checkpoint.save(Path(path), content)
 
     @classmethod
     def load(
@@ -219,28 +254,47 @@ class TrainedFilter(BaseFilter):
         with checkpoint.restoring(path):
             hyper = content["hyper_parameters"]
             filt = cls(**{**hyper, "encoder": encoder or known_encoder(hyper["encoder"])})
-            shape, dz = tuple(content["shape"]), content["dz"]
-            filt._controls = int(content.get("controls", 0))
-            filt._record = {key: content[key] for key in ("seed", "data")}
-            stored = content.get("units")
-            filt._units = units if stored is None else Units.from_record(stored)
-            with torch.random.fork_rng(devices=[]):  # weights drawn here are replaced just below
-                module = filt._build(shape, dz, content["seed"])
-            try:
-                module.load_state_dict(content["network"])
-            except RuntimeError as error:
-                raise KbrError(
-                    f"the network in {path} does not fit the encoder it names. Pass the encoder it "
-                    f"was trained with. ({' '.join(str(error).split())})"
-                ) from error
-            if not all(bool(value.isfinite().all()) for value in module.state_dict().values()):
-                raise KbrError(f"the weights in {path} are not all finite numbers. Train again.")
-            filt._module, filt._shape, filt._dz = module.double().eval(), shape, dz
-            filt.val_mse, filt.n_epochs = content["val_mse"], content["n_epochs"]
-            filt.chosen = content["chosen"]
-            filt._largest = float(content.get("largest", math.inf))
-            filt.restore(content["fitted"])
+            filt._take(content, path, units)
             return filt
+
+    def _take(self, content: dict[str, Any], path: str | Path, units: Units | None = None) -> None:
+        """What `_content` holds of a fitted filter; `path` is named in errors."""
+        shape, dz = tuple(content["shape"]), content["dz"]
+        self._controls = int(content.get("controls", 0))
+        self._record = {key: content[key] for key in ("seed", "data")}
+        stored = content.get("units")
+        self._units = units if stored is None else Units.from_record(stored)
+        with torch.random.fork_rng(devices=[]):  # weights drawn here are replaced just below
+            module = self._build(shape, dz, content["seed"])
+        try:
+            module.load_state_dict(content["network"])
+        except RuntimeError as error:
+            raise KbrError(
+                f"the network in {path} does not fit the encoder it names. Pass the encoder it "
+                f"was trained with. ({' '.join(str(error).split())})"
+            ) from error
+        if not all(bool(value.isfinite().all()) for value in module.state_dict().values()):
+            raise KbrError(f"the weights in {path} are not all finite numbers. Train again.")
+        self._module, self._shape, self._dz = module.double().eval(), shape, dz
+        self.val_mse, self.n_epochs = content["val_mse"], content["n_epochs"]
+        self.chosen = content["chosen"]
+        self._largest = float(content.get("largest", math.inf))
+        self.restore(content["fitted"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy and pickle: settings and, once fitted, what a file would hold."""
+        settings = {"settings": self.get_params(deep=False)}
+        if not self.is_fitted:
+            return settings
+        learned = {"edges": self.edges, "lengths": self._lengths}
+        return {**settings, **learned, "content": self._content()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        type(self).__init__(self, **state["settings"])
+        if "content" in state:
+            self._lengths = state["lengths"]
+            self._take(state["content"], "the pickle")
+            self.edges = state["edges"]
 
     @property
     def units(self) -> Units:

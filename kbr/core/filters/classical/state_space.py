@@ -18,7 +18,7 @@ from kbr.core.inputs import ArrayLike, as_tensor
 Map = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StateSpaceModel:
     """Latent Markov chain z_t with observations x_t; the first observation x_1 sees z_1 ~ initial.
 
@@ -67,6 +67,10 @@ class StateSpaceModel:
                 "A model needs observation and observation_cov, or log_likelihood and "
                 "observation_shape; got neither pair. Set one of them."
             )
+
+    def __repr__(self) -> str:
+        shape = list(self.observation_shape or ())
+        return f"StateSpaceModel(z [{len(self.initial_mean)}], x {shape})"
 
     def to(self, *, device: torch.device, dtype: torch.dtype) -> "StateSpaceModel":
         """The same model with its moments on another device, in another precision."""

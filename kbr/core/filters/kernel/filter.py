@@ -15,6 +15,7 @@ from kbr.core.filters.belief import KernelBelief, KernelFilterResult
 from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.compression import compressed, with_cost
 from kbr.core.filters.kernel.export import export_step
+from kbr.core.filters.kernel.facts import kernel_facts
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.held_out import measured, smoothing_measured
 from kbr.core.filters.kernel.known_transition import TransitionRatio
@@ -74,6 +75,9 @@ class KernelBayesFilter(GrowingFilter):
         data = self.fitted.data
         used = {"history": data.history, "velocity": data.rates > 0}
         return {} if self.lifts == [(1, False)] else used
+
+    def _facts(self) -> dict[str, Any]:
+        return kernel_facts(self.fitted)
 
     @property
     def operators(self) -> Operators:

@@ -142,16 +142,22 @@ def _halves(rows: Tensor, points: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalOperators(LearnedOperators):
-    """Operators that look at the cells near the prediction; `near` are the cells' centres."""
+    """Operators that look at the cells near the prediction.
+
+    `near` has features of the cells' centres, `inside` those of the points of each: beside `phi`,
+    so that a step reads few and whole cells, in float32.
+    """
 
     cells: Cells
     near: Float[Tensor, "c p"]
+    inside: Float[Tensor, "c l p"]
 
     @classmethod
     def of(cls, operators: LearnedOperators, latents: Features) -> "LocalOperators":
         cells = Cells.of(operators.points)
         near = latents(cells.centres).to(operators.phi)
-        return cls(**vars(operators), cells=cells, near=near)
+        inside = operators.phi.float()[cells.rows]
+        return cls(**vars(operators), cells=cells, near=near, inside=inside)
 
     def ratio(self, m: State, weights: Callable[[], Weights] | None = None) -> Weights:
         """As with all points, but zero in cells whose ratio is far below the rule's floor."""
@@ -161,10 +167,10 @@ class LocalOperators(LearnedOperators):
         solved = torch.cholesky_solve(m.mT, self.marginal).mT
         at = at_rows(solved, self.near)
         close = at > FAR * floor * at.amax(-1, keepdim=True)
-        kept = close.any(-2)
-        cells = self.cells.rows[kept]
-        rows, own = cells.flatten(), close[:, kept].repeat_interleave(cells.shape[-1], -1)
-        ratio = at_rows(solved, self.phi.index_select(0, rows)) * own
+        kept = close.any(-2).nonzero().squeeze(-1)
+        rows = self.cells.rows.index_select(0, kept).flatten()
+        own = close.index_select(-1, kept).repeat_interleave(self.cells.rows.shape[-1], -1)
+        ratio = at_rows(solved, self.inside.index_select(0, kept).flatten(0, 1)) * own
         return torch.zeros_like(solved[:, :1]).expand(-1, self.n).index_copy(-1, rows, ratio)
 
     def coordinates(self, weights: Weights) -> State:

@@ -50,6 +50,10 @@ class SavedFilter(Settings, TrainableFilter):
         object.__setattr__(self, name, value)
 
     @property
+    def is_fitted(self) -> bool:
+        return self._fitted is not None
+
+    @property
     def fitted(self) -> Fitted:
         """What `fit` left, in inner coordinates: for the rest of kbr, not for users."""
         if self._fitted is None:

@@ -13,10 +13,12 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.base import TrainableFilter
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult, Moments
+from kbr.core.filters.kernel.facts import grids_of, kernel_facts
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.held_out import Correction, measured
 from kbr.core.filters.kernel.search import Choice, Progress
+from kbr.core.filters.kernel.settings import is_free
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import member
 from kbr.core.filters.kernel.validation import FOLDS
@@ -24,6 +26,7 @@ from kbr.core.filters.refined.descent import descend
 from kbr.core.filters.refined.readout import RIDGE, Readout, corrected, fit_readout, readout_without
 from kbr.core.filters.training_data import TrainingData
 from kbr.core.io import checkpoint
+from kbr.core.per_coordinate import PerCoordinate
 from kbr.core.uncertainty.calibration import Calibration
 from kbr.core.units.units import Units
 
@@ -40,7 +43,7 @@ class RefinedBelief(KernelBelief):
         return self.corrected, super().inner_moments()[1]
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class RefinedFilter(TrainableFilter):
     """A `base` filter, tuned on all blocks, refined by gradient and corrected by a linear readout.
 
@@ -60,6 +63,24 @@ class RefinedFilter(TrainableFilter):
         if self.steps < 0:
             raise KbrError(f"steps must be at least 0; got {self.steps}. Set steps.")
         self._parts: tuple[KernelBayesFilter, Readout | None] | None = None
+
+    def __repr__(self) -> str:
+        inner = self.base if self._parts is None else self._parts[0]
+        return f"RefinedFilter({inner!r}, steps={self.steps}, ridge={self.ridge})"
+
+    @property
+    def is_fitted(self) -> bool:
+        return self._parts is not None
+
+    def _facts(self) -> dict[str, Any]:
+        kernel, readout = self._get()
+        grids = grids_of(kernel.settings, kernel.fitted.data.observed.shape[-1])
+        if _moved(kernel):
+            after = {"searched": "by gradient after a search of", "as eta": "by gradient from eta"}
+            grids = {name: (after.get(source, source), b) for name, (source, b) in grids.items()}
+        facts = kernel_facts(kernel.fitted, grids)
+        corrected = "none" if readout is None else "linear correction of the mean"
+        return {**facts, "details": {**facts["details"], "readout": corrected}}
 
     @property
     def standardized(self) -> tuple[bool, bool]:
@@ -195,6 +216,11 @@ class RefinedFilter(TrainableFilter):
         if self._parts is None:
             raise KbrError("this filter is not fitted yet: call fit(x_train, z_train) first.")
         return self._parts
+
+
+def _moved(kernel: KernelBayesFilter) -> bool:
+    """Whether the gradient has set bandwidths and ridges: then every coordinate has its own."""
+    return isinstance(kernel.rule.kernel_z, PerCoordinate) and not is_free(kernel.rule.kernel_z)
 
 
 def _refined(belief: KernelBelief, mean: Tensor) -> RefinedBelief:

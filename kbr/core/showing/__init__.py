@@ -1,0 +1,1 @@
+"""What filters and their answers show of themselves: scores, tables, pictures, a summary."""
