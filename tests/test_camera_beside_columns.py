@@ -80,6 +80,10 @@ def test_every_way_in_gives_one_answer(trained, name, tmp_path):
     close(kbr.load_filter(tmp_path / "filter.ckpt").filter(x), whole)
     if name == "iw":
         close(pickle.loads(pickle.dumps(filt)).filter(x), whole)
+        summary = filt.summary()
+        widths = [one.column for one in summary.bandwidths if one.of == "x"]
+        assert widths == ["camera", "imu_1", "imu_2", "imu_3"]
+        assert "camera (Laplace, bandwidth" in str(summary)
 
 
 @pytest.mark.parametrize("name", ["iw", "iw_nn", "gru"])
