@@ -3,8 +3,9 @@
     python train.py -m experiment=real data.root=real
     python benchmarks/real_tables.py outputs/real
 
-summary.csv becomes docs/results/real.csv, the pictures docs/results/real_<data>.png, and every
-table of the page that stands between `<!-- table: <data> -->` and `<!-- end -->` is written anew.
+Rows of summary.csv go into docs/results/real.csv in the place of those of the same data and model,
+pictures become docs/results/real_<data>.png, and every table of the page that stands between
+`<!-- table: <data> -->` and `<!-- end -->` is written anew. What a sweep of a part lacks stays.
 """
 
 import argparse
@@ -14,10 +15,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from yaml import SafeLoader, load
+
 from kbr.app.report.comparison import report_of
 from kbr.app.runs.finished import collect
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS, CONFIG = ROOT / "docs", ROOT / "configs" / "experiment" / "real.yaml"
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = Mapping[str, str]
 
@@ -58,10 +62,27 @@ def fill(text: str, rows: Sequence[Row]) -> str:
     return TABLE.sub(filled, text)
 
 
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def joined(old: Sequence[Row], new: Sequence[Row], models: Sequence[str]) -> list[Row]:
+    """The new rows in the place of the old ones; data as they stand, models in the usual order."""
+    rows = {(row["data"], row["model"]): row for row in [*old, *new]}
+    data = list(dict.fromkeys(name for name, _ in rows))
+    order = [*models, *sorted({model for _, model in rows} - set(models))]
+    return [rows[name, model] for name in data for model in order if (name, model) in rows]
+
+
 def main(sweep: Path, docs: Path = DOCS) -> None:
-    shutil.copyfile(sweep / "summary.csv", docs / "results" / "real.csv")
-    with (sweep / "summary.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    kept = docs / "results" / "real.csv"
+    models = load(CONFIG.open(), Loader=SafeLoader)["figure"]["models"]
+    rows = joined(read(kept) if kept.is_file() else [], read(sweep / "summary.csv"), models)
+    with kept.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     page = docs / "real_data.md"
     page.write_text(fill(page.read_text(), rows))
     for comparison in report_of(collect([sweep])).comparisons:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kbr.core.rules import ImportanceWeightedRule as ImportanceWeightedRule
     from kbr.core.rules import OriginalRule as OriginalRule
     from kbr.core.uncertainty.calibration import Calibration as Calibration
+    from kbr.core.units.trend import Trend as Trend
 
 __version__ = "0.2.0"
 
@@ -60,6 +61,7 @@ _NAMES = {  # by module of kbr.core, as a reader meets them
     "filters.result": ("FilterResult",),
     "uncertainty.calibration": ("Calibration",),
     "kernels": ("Gaussian", "Laplace", "Matern32", "Matern52", "Linear"),
+    "units.trend": ("Trend",),
     "per_coordinate": ("PerCoordinate",),
     "features": ("PivotedCholesky", "Nystroem", "RandomFourier", "Identity"),
     "mixtures": ("Mixture",),

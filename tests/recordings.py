@@ -13,7 +13,7 @@ from kbr.app.recordings.split import Splitting
 from kbr.app.recordings.task import OwnData
 
 SPLIT = ("split", "test_share", "max_gap", "n_train", "n_test")
-OWN = ("circular", "angle_unit", "units", "resample")
+OWN = ("circular", "angle_unit", "units", "resample", "trend", "sensors")
 
 
 def own(path: Path, **keys) -> OwnData:

@@ -234,6 +234,13 @@ def test_the_page_can_go_elsewhere(tmp_path):
     assert rebuild_report([folder], tmp_path / "page.html") == tmp_path / "page.html"
 
 
+def test_the_page_of_a_run_is_not_written_over(tmp_path):
+    folder = write_run(tmp_path / "run", errors={0: 1.0})
+    (folder / "report.html").write_text("its own")
+    assert rebuild_report([folder], None) == folder / "comparison.html"
+    assert (folder / "report.html").read_text() == "its own"
+
+
 # What the browser is asked to do on the page: count errors and refused requests, sort a table.
 WATCH = """<script>window.faults = [];
 addEventListener("error", (e) => faults.push(String(e.message)));
@@ -272,17 +279,22 @@ def chromium() -> str:
     return found
 
 
-def test_in_a_browser_it_sorts_and_makes_neither_errors_nor_requests(tmp_path, chromium):
-    text = built(sweep(tmp_path / "sweep"))
-    page = tmp_path / "page.html"
-    page.write_text(text.replace("<title>", WATCH + "<title>").replace("</body>", CHECK))
+def in_browser(text: str, check: str, folder: Path, chromium: str) -> dict:
+    """What the `check` at the end of the page has seen there; nothing is on the console."""
+    page = folder / "page.html"
+    page.write_text(text.replace("<title>", WATCH + "<title>").replace("</body>", check))
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"file://{page}"]
+    command += [f"--user-data-dir={folder / 'profile'}", "--dump-dom", f"file://{page}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found, done.stderr
-    seen = json.loads(found[1])
     assert "CONSOLE" not in done.stderr
+    return json.loads(found[1])
+
+
+def test_in_a_browser_it_sorts_and_makes_neither_errors_nor_requests(tmp_path, chromium):
+    text = built(sweep(tmp_path / "sweep"))
+    seen = in_browser(text, CHECK, tmp_path, chromium)
     assert seen["faults"] == []
     assert seen["requests"] == []
     assert seen["up"] == sorted(seen["up"])

@@ -82,3 +82,22 @@ def test_recordings_are_data_sets_of_their_own(tmp_path, lengths):
         ("npz a.npz", 1),
         ("npz b.npz", 1),
     ]
+
+
+def test_the_reference_is_found_where_varied_keys_are_part_of_names(tmp_path):
+    """original lam=0.01 comes first; the figure asks for iw, which is now iw lam=0.1."""
+    for model, lam in (("original", 0.01), ("iw", 0.1)):
+        write_run(
+            tmp_path / model,
+            model=model,
+            errors={seed: lam + seed for seed in range(6)},
+            overrides=(f"model.lam={lam}", f"model.rule={model}"),
+            config={
+                "model": {"name": model, "lam": lam, "rule": model},
+                "figure": {"reference": "iw", "models": ["original", "iw"]},
+            },
+        )
+    (section,) = report(tmp_path).comparisons
+    assert len(section.models) == 2
+    assert section.reference is not None
+    assert section.reference.startswith("iw ")

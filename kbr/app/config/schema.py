@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from kbr.app.config.values import Built, Described, Length, Node, Range
 
 Count = Annotated[int, Range(1, most=10**9)]
+Trailing = Annotated[int, Range(2, most=10**6)]
 Seed = Annotated[int, Range(0, most=2**32 - 1)]
 Pixels = Annotated[int, Range(1, most=10_000)]
 Auto = Literal["auto"]
@@ -185,6 +186,7 @@ class OwnData:
     rename: dict[str, str] | None
     circular: Annotated[str | list[str], Described("a list of columns, [] for none")]
     sensors: Parted | None
+    trend: Trailing | None
     angle_unit: Literal["degrees", "radians"]
     units: dict[str, str] | None
     split: Literal["auto", "time", "sequence"]
@@ -223,6 +225,7 @@ class Battery(Real):
 @dataclass
 class Turbofan(Real):
     truth: Literal["last", "all"]
+    trend: Trailing | None
 
 
 @dataclass

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from kbr.app.report.comparison import report_of
 from kbr.app.report.page import write_page
+from kbr.app.report.run_page import PAGE
+from kbr.app.run.folder import MANIFEST
 from kbr.app.runs.facts import location
 from kbr.app.runs.finished import collect
 from kbr.app.text.plain import one_line
 from kbr.core.errors import KbrError
 
-PAGE = "report.html"
+BESIDE = "comparison.html"  # in the folder of a run, which has a page of its own
 
 
 def rebuild_report(folders: Sequence[Path], out: Path | None) -> Path:
@@ -22,7 +24,8 @@ def rebuild_report(folders: Sequence[Path], out: Path | None) -> Path:
         listed = ", ".join(map(location, folders)) or "none"
         raise KbrError(f"report needs folders that hold runs; there is no {listed}. Set report=...")
     target = out or there[0]
-    path = target if target.suffix == ".html" else target / PAGE
+    name = BESIDE if (target / MANIFEST).is_file() else PAGE
+    path = target if target.suffix == ".html" else target / name
     report = report_of(collect(folders))
     problems, runs = report.problems, report.collection.runs
     try:

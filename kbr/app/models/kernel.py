@@ -150,6 +150,7 @@ class KernelMethod:
             alternative=learned if isinstance(problem, OwnData) else None,
             state={"kind": KIND, "filter": filt.state()},
             view=cache(lambda: problem.view(data, self._first(filt, problem))),
+            summary=filt.summary,
         )
 
     def _first(self, filt: KernelBayesFilter, problem: Sequential) -> KernelBayesFilter | None:

@@ -18,6 +18,7 @@ from kbr.app.tasks.task import PosteriorMean, Problem, Sequential
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.search import Edge
 from kbr.core.filters.result import FilterResult
+from kbr.core.showing.summary import Summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ class Outcome:
     labels: tuple[str, ...] | None = None  # of the columns, with units; None: z_1, z_2, ...
     alternative: Alternative | None = None
     view: Callable[[], View] | None = None  # for pictures; made only where they are drawn
+    summary: Callable[[], Summary] | None = None  # of the filter, or of the last trial's
 
     @property
     def mse(self) -> Tensor:

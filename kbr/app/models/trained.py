@@ -113,6 +113,7 @@ class TrainedMethod:
             notes=(*problem.notes, *notes, *edge_notes(edges, "model.filter")),
             edges=tuple(edges),
             view=cache(lambda: self._view(problem, seeds, context.folder)),
+            summary=filt.summary,
         )
 
     def _train(

@@ -97,6 +97,7 @@ def _task(
     resample: float | None = None,
     added: Sequence[str] = (),
     sensors: bool = False,
+    trend: int | None = None,
     **source: Any,
 ) -> OwnData:
     return RealData(
@@ -110,6 +111,7 @@ def _task(
         units=units,
         resample=resample,
         added=added,
+        trend=trend,
         measure=measure,
         story=story,
     )
@@ -168,7 +170,13 @@ def battery(
 
 
 def turbofan(
-    *, name: str, root: str | None, rows: int | None = None, truth: str, **keys: Any
+    *,
+    name: str,
+    root: str | None,
+    rows: int | None = None,
+    truth: str,
+    trend: int | None = None,
+    **keys: Any,
 ) -> OwnData:
     return _task(
         name,
@@ -179,6 +187,7 @@ def turbofan(
         units={"remaining": "cycles"},
         measure=CYCLES,
         story=pictures.engine_life,
+        trend=trend,
     )
 
 

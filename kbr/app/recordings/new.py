@@ -12,6 +12,7 @@ from kbr.app.recordings.read import READERS, READING, Source
 from kbr.app.recordings.recording import KEEP, Recording
 from kbr.app.recordings.resample import resampled
 from kbr.core.errors import KbrError
+from kbr.core.units.trend import Trend
 from kbr.core.units.units import Units
 
 BORDERS = ("sequence", "time")
@@ -30,7 +31,7 @@ def read_recording(
     Columns are found by their names, whatever their order and whatever else is there: those that
     `filt` was trained on, or those given. `keys` are those of data=recording: decimal, sequence,
     time, rename, resample, file, resize, channels, max_gb. What comes back is a table that
-    `filt.filter` takes.
+    `filt.filter` takes, averaged and with trends as the filter was trained.
     """
     if filt is None:
         step, found = keys.pop("resample", None), Source(path=path, x=x, z=z, needs_z=False, **keys)
@@ -52,9 +53,10 @@ def read_new(units: Units, path: Paths, keys: Mapping[str, Any]) -> Recording:
             )
     known = {key: units.source[key] for key in READING if key in units.source}
     columns = {key: units.column(key) for key in BORDERS}
+    trend = Trend.of_source(units.source)
     source = Source(
         path=path,
-        x=units.x_names,
+        x=units.x_names if trend is None else trend.before(units.x_names or ()),
         z=units.z_names,
         needs_z=False,
         parted=units.sensors is not None,
@@ -76,6 +78,8 @@ def read_new(units: Units, path: Paths, keys: Mapping[str, Any]) -> Recording:
             max_gap=units.max_gap,
             added=units.source.get("added", ()),
         )
+    if trend is not None:
+        recording = recording.with_trend(trend)
     return replace(recording, called=called)
 
 

@@ -12,6 +12,7 @@ from kbr.core.errors import KbrError
 from kbr.core.io.file_rows import FileRows
 from kbr.core.units.layout import Layout
 from kbr.core.units.sampling import GAP, Sampling, longer, sampling_of
+from kbr.core.units.trend import Trend
 
 SMALLEST_IMAGE = 4  # pixels; arrays with a shorter side are flattened to vectors
 CHANNELS = (1, 3, 4)
@@ -48,6 +49,7 @@ class Recording:
     u_names: tuple[str, ...] = ()
     parted: bool = False  # whether columns of x may be absent by themselves
     layout: Layout | None = None  # of a flat x that holds frames or vectors beside numbers
+    trend: Trend | None = None  # what columns of x were turned into
 
     def __len__(self) -> int:
         return len(self.z)
@@ -78,6 +80,26 @@ class Recording:
             u=None,
             u_names=(),
             notes=(*self.notes, f"this model takes no control inputs: {taken}"),
+        )
+
+    def with_trend(self, trend: Trend) -> "Recording":
+        """Its columns of x as trends of every sequence; others follow as they are."""
+        if self.has_images or self.parted:
+            raise KbrError("data.trend takes rows of numbers: no frames and no data.sensors.")
+        seen = [self.x_names.index(name) for name in trend.columns]
+        rest = [k for k in range(len(self.x_names)) if k not in seen]
+        parts = np.split(self.x[:, seen], np.flatnonzero(np.diff(self.sequence)) + 1)
+        x = np.concatenate([trend(part) for part in parts])
+        note = (
+            f"x: means of the last {trend.rows} rows, how far they are from those of the first "
+            f"{trend.rows}, and the age in rows (data.trend={trend.rows})"
+        )
+        return replace(
+            self,
+            x=np.hstack([x, self.x[:, rest]]),
+            x_names=(*trend.names, *(self.x_names[k] for k in rest)),
+            notes=(*self.notes, note),
+            trend=trend,
         )
 
     @property

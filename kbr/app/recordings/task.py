@@ -29,6 +29,7 @@ from kbr.core.units.controls import Controls
 from kbr.core.units.layout import Layout
 from kbr.core.units.scaling import TURNS, Scaling, full_turn
 from kbr.core.units.sensors import Sensors, Wanted, sensors_of
+from kbr.core.units.trend import Trend
 from kbr.core.units.units import Units
 from kbr.loading import knows_units
 
@@ -70,6 +71,7 @@ class OwnData:
     added: Sequence[str] = ()  # control inputs that add up over longer steps, others are averaged
     controls_in_x: bool = False  # for a model that takes none
     sensors: Wanted = None
+    trend: int | None = None  # x as trailing means of so many rows, their change, and the age
 
     val_name: ClassVar[str] = "val_mse_standardised"
     is_recorded: ClassVar[bool] = True
@@ -97,21 +99,27 @@ class OwnData:
                     )
         if unknown := [name for name in self.added if name not in recording.u_names]:
             raise KbrError(f"data.added names '{unknown[0]}', which is no control input (data.u).")
+        if self.trend is not None and (angles := set(self.circular) & set(recording.x_names)):
+            raise KbrError(
+                f"data.trend takes plain means, and '{min(angles)}' of x is an angle. Leave it out."
+            )
         recording = self._steps(recording)
         return recording.with_controls_in_x() if self.controls_in_x else recording
 
     def _steps(self, recording: Recording) -> Recording:
-        """The rows that count as steps."""
-        if self.resample is None:
+        """The rows that count as steps, and what is seen in them."""
+        if self.resample is not None:
+            recording = resampled(
+                recording,
+                self.resample,
+                angles=self.circular,
+                turn=full_turn(self.angle_unit),
+                max_gap=self.splitting.max_gap,
+                added=self.added,
+            )
+        if self.trend is None:
             return recording
-        return resampled(
-            recording,
-            self.resample,
-            angles=self.circular,
-            turn=full_turn(self.angle_unit),
-            max_gap=self.splitting.max_gap,
-            added=self.added,
-        )
+        return recording.with_trend(Trend(self.trend, recording.x_names))
 
     def suited(self, method: Any) -> "OwnData":
         """These data as a model can take them; an error where it cannot."""
@@ -165,6 +173,7 @@ class OwnData:
                 **({"u": None} if self.controls_in_x else {}),
                 "resample": self.resample,
                 "added": list(self.added),
+                "trend": recording.trend and recording.trend.source,
             },
             u=self._controls(),
             sensors=self._sensors(),
@@ -440,6 +449,7 @@ def recording(
     resample: str | float | None = None,
     added: Sequence[str] = (),
     sensors: Wanted = None,
+    trend: int | None = None,
     **keys: Any,
 ) -> OwnData:
     """What data=recording names: how the file is read (`Source`), split (`Splitting`), scaled."""
@@ -454,4 +464,5 @@ def recording(
         resample=resample,
         added=added,
         sensors=sensors,
+        trend=trend,
     )

@@ -200,8 +200,9 @@ def _comparison(
     order = [*(figure.get("models") or ()), *STYLES, *families.values()]
     models.sort(key=lambda name: order.index(families[name]))
     reference = figure.get("reference")
-    if reference not in models:
-        reference = models[0] if len(models) > 1 else None
+    if reference not in models:  # what was varied is part of names: then the first of its family
+        mine = [name for name in models if families[name] == reference]
+        reference = (mine or models)[0] if len(models) > 1 else None
     kept = _without_duplicates(data, x, trials, problems)
     label = figure.get("label") if x == figure.get("x") else None
     return Comparison(

@@ -24,6 +24,7 @@ from kbr.app.models.own import OwnModel
 from kbr.app.models.trained import tried
 from kbr.app.recordings.measure import Measure
 from kbr.app.recordings.task import OwnData
+from kbr.app.report.run_page import PAGE, write_run_page
 from kbr.app.run.ending import end_early, remove_if_empty, way_on
 from kbr.app.run.folder import (
     BEST,
@@ -185,6 +186,17 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     pictures += story_figures(folder, problem, method)
     if config.logger.get("name") == "tensorboard":
         log_outcome(folder, config, metrics, outcome, pictures)
+    if not sweeping:
+        typed = list(HydraConfig.get().overrides.task) if by_hydra else []
+        write_run_page(
+            folder,
+            model=method.name,
+            data=problem.name,
+            outcome=outcome,
+            metrics=metrics,
+            seconds=seconds,
+            typed=typed,
+        )
     about = {
         "seconds": round(seconds, 3),
         "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -316,6 +328,7 @@ def _report(
     if outcome.alternative is not None:
         print(f"  note: {outcome.alternative}: model={outcome.alternative.model}")
     print(f"\n  run folder:  {shown(folder)}")
+    print(f"  report:      {shown(folder / PAGE)}")
     trusting = [f"trust=[{','.join(trust)}]"] if trust else []
     print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)), *trusting)}")
     if outcome.alternative is not None and HydraConfig.initialized():

@@ -23,11 +23,12 @@ from kbr.app.recordings.kinds.table import read_csv
 from kbr.app.recordings.read import READERS
 from kbr.app.streaming.csv_rows import csv_rows
 from kbr.app.streaming.output import Unwritten, Writer, opened
-from kbr.app.streaming.rows import Format, Row, json_rows, recording_rows
+from kbr.app.streaming.rows import Format, Row, json_rows, recording_rows, trend_rows
 from kbr.app.streaming.signals import Stopped, Stopping
 from kbr.app.streaming.state import read_belief, save_belief
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Belief
+from kbr.core.units.trend import Trend
 from kbr.core.units.units import did_you_mean
 from kbr.loading import checkpoint_of, identity, load_filter
 
@@ -227,7 +228,7 @@ def _load(options: Options) -> Any:
 def _rows(options: Options, filt: Any, stack: ExitStack) -> Iterator[Row]:
     """The input's rows, as they arrive."""
     expected, path = Format(filt.units, tuple(filt.shape)), Path(options.input)
-    step = filt.units.source.get("resample")
+    step, trend = filt.units.source.get("resample"), Trend.of_source(filt.units.source)
     decimal = options.decimal or str(filt.units.source.get("decimal", "point"))
     if decimal not in DECIMALS:
         raise KbrError(f"{options.run} has decimal={decimal!r}. Set decimal=point or comma.")
@@ -242,7 +243,7 @@ def _rows(options: Options, filt: Any, stack: ExitStack) -> Iterator[Row]:
     else:
         ending = path.suffix.lower()
         is_csv = READERS.get(ending) is read_csv
-        whole = step is not None or not is_csv or not path.exists()
+        whole = step is not None or trend is not None or not is_csv or not path.exists()
         whole = whole or filt.units.layout is not None
         if path.is_dir() or (ending in READERS and whole):
             keys = {"decimal": options.decimal, "max_gb": options.max_gb}
@@ -254,9 +255,15 @@ def _rows(options: Options, filt: Any, stack: ExitStack) -> Iterator[Row]:
             file = stack.enter_context(path.open(encoding=_encoding(path), errors="replace"))
         except OSError as error:
             raise KbrError(f"cannot read {path}: {error.strerror}.") from error
+    if trend is not None:
+        if options.state is not None:
+            raise KbrError("state keeps a belief, not the rows of a trend (data.trend). Leave out.")
+        expected = expected.before(trend)
     if is_csv:
-        return csv_rows(file, expected, decimal, say, live=options.input == "-")
-    return json_rows(file, expected, say)
+        rows = csv_rows(file, expected, decimal, say, live=options.input == "-")
+    else:
+        rows = json_rows(file, expected, say)
+    return rows if trend is None else trend_rows(rows, trend, expected)
 
 
 def _encoding(path: Path) -> str:

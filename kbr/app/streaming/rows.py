@@ -6,7 +6,7 @@ A row that cannot be read is a `Row` with the error in place of its value.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from kbr.app.recordings.new import notes_of, read_new
 from kbr.core.errors import KbrError
+from kbr.core.units.trend import Trend
 from kbr.core.units.units import Units, X
 
 Say = Callable[[str], None]
@@ -54,6 +55,11 @@ class Format:
     def width(self) -> int:
         """Numbers in one observation."""
         return math.prod(self.shape)
+
+    def before(self, trend: Trend) -> "Format":
+        """What is expected of the rows from which a filter's own are made."""
+        names = trend.before(self.names)
+        return Format(replace(self.units, x_names=names), (len(names),))
 
     def row(self, line: int, x: Any, borders: Mapping[str, Any]) -> Row:
         """x [shape], None where it is missing; `borders` by the names of their columns."""
@@ -122,6 +128,28 @@ def recording_rows(
         frame = recording.x[at] if recording.file is None else recording.file.part([at]).raw()[0]
         borders = {name: recording[name][at] for name in columns}
         yield expected.row(at + 1, frame.reshape(expected.shape), borders)
+
+
+def trend_rows(rows: Iterator[Row], trend: Trend, expected: Format) -> Iterator[Row]:
+    """Rows as a filter of trends takes them; another sequence begins anew."""
+    memory, before, width = None, None, len(trend.columns)
+    for row in rows:
+        if isinstance(row.value, KbrError):
+            yield row
+            continue
+        borders = {}
+        if isinstance(row.value, dict):
+            borders = {name: value for name, value in row.value.items() if name != X}
+        try:
+            now, _ = expected.units.place(borders)
+        except KbrError as error:
+            yield Row(row.line, error)
+            continue
+        x = row.value[X].reshape(-1) if isinstance(row.value, dict) else row.value
+        memory, seen = trend.step(memory if now in (None, before) else None, x[:width])
+        before = before if now is None else now
+        x = np.concatenate([seen, x[width:]])
+        yield Row(row.line, {**borders, X: x} if borders else x, row.shown)
 
 
 def _from_object(line: int, entries: Mapping[str, Any], expected: Format) -> tuple[Row, list[str]]:

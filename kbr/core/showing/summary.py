@@ -30,9 +30,14 @@ class Setting:
     bounds: tuple[float, float] | None = None
     edges: tuple[str, ...] = ()
 
+    @property
+    def value(self) -> str:
+        """In words: of several data sets, from where to where they reach."""
+        return span(self.values)
+
     def __str__(self) -> str:
         ends = "" if self.bounds is None else " {:.3g} .. {:.3g}".format(*self.bounds)
-        parts = [span(self.values), f"{self.source}{ends}", *self.edges]
+        parts = [self.value, f"{self.source}{ends}", *self.edges]
         return ", ".join(part for part in parts if part)
 
 
@@ -52,7 +57,8 @@ class Summary:
     n, sequences    training steps, and the sequences they are of;
     ranks           features of x and z in use;
     approximations  what the engine leaves out, in words; empty: nothing beyond rounding;
-    val_mse         what settings were chosen by: squared error of the standardised latents, summed;
+    val_mse         what settings were chosen by: squared error, summed over the latents, which are
+                    standardised where `standardized` says so;
     rmse            error of each latent at held-out steps, in the units of the data;
     coverage        share of these steps inside the 90 % region, which is calibrated on them;
     memory          bytes of the fitted tables;
@@ -71,6 +77,7 @@ class Summary:
     bandwidths: tuple[Bandwidth, ...] = ()
     settings: tuple[Setting, ...] = ()
     val_mse: float | None = None
+    standardized: bool = True
     rmse: Mapping[str, float] = field(default_factory=dict)
     held_out: int = 0
     coverage: float | None = None
@@ -90,6 +97,7 @@ def summary_of(
     kind: str, units: Units, calibration: Calibration | None, facts: Mapping[str, Any]
 ) -> Summary:
     """The facts of a filter's kind, with those that all filters have."""
+    facts = {"standardized": bool(len(units.z.own)), **facts}
     if calibration is None:
         count = len(units.z.circular) or (units.z.own[0] if len(units.z.own) == 1 else 0)
         return Summary(kind=kind, latents=units.latent_labels(count), **facts)
@@ -145,7 +153,8 @@ def _rows(s: Summary) -> Iterator[tuple[str, str]]:
         yield setting.name, str(setting)
     yield from s.details.items()
     if s.val_mse is not None and math.isfinite(s.val_mse):
-        yield "validation", f"mse {s.val_mse:.4g} (standardised latents, summed)"
+        of = "standardised latents" if s.standardized else "latents"
+        yield "validation", f"mse {s.val_mse:.4g} (summed over {of})"
     if s.coverage is not None:
         each = [f"{value:.4g} ({name})" for name, value in s.rmse.items()]
         more = ", ..." if len(each) > FEW else ""

@@ -1,0 +1,58 @@
+"""Errors of a run by latent: size, offset, and whether each latent's own band holds them."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kbr.app.models.outcome import Outcome
+from kbr.core.linalg import or_one
+from kbr.core.uncertainty.regions import chi2_quantile
+
+LEVEL = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Over all trials and steps, in the unit of the latent.
+
+    explained   share of its variance over the test steps; coverage, of its own 90 % band.
+    """
+
+    name: str
+    rmse: float
+    mae: float
+    bias: float
+    worst: float
+    explained: float
+    coverage: float | None
+
+
+def latents_of(outcome: Outcome) -> list[Latent]:
+    dz = outcome.mean.shape[-1]
+    names = outcome.labels or tuple(f"z_{k + 1}" for k in range(dz))
+    error = (outcome.mean - outcome.truth).double().reshape(-1, dz)
+    truth = outcome.truth.double()
+    spread = (truth - truth.mean(-2, keepdim=True)).reshape(-1, dz).square().mean(0)
+    square = error.square().mean(0)
+    explained = 1 - square / or_one(spread)
+    return [
+        Latent(
+            name=names[k],
+            rmse=math.sqrt(float(square[k])),
+            mae=float(error[:, k].abs().mean()),
+            bias=float(error[:, k].mean()),
+            worst=float(error[:, k].abs().max()),
+            explained=float(explained[k]),
+            coverage=_covered(outcome, error[:, k], k),
+        )
+        for k in range(dz)
+    ]
+
+
+def _covered(outcome: Outcome, error: Tensor, k: int) -> float | None:
+    if outcome.cov is None:
+        return None
+    variance = outcome.cov[..., k, k].double().reshape(-1)
+    inside = error.square() <= chi2_quantile(LEVEL, 1) * variance
+    return float(inside.double().mean())

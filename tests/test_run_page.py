@@ -1,0 +1,153 @@
+"""The page of a single run: what came out, what was chosen and what to try next."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from test_report import CHECK, chromium, in_browser  # noqa: F401  (a fixture)
+
+from kbr.app.models.outcome import Alternative, Outcome
+from kbr.app.report.by_latent import latents_of
+from kbr.app.report.next_steps import next_steps
+from kbr.app.report.run_page import write_run_page
+from kbr.core.filters.kernel.filter import KernelBayesFilter
+
+METRICS = {
+    "test/mse": 0.3,
+    "test/mse_stderr": 0.0,
+    "test/trials": 1,
+    "fit/seconds": 1.0,
+    "filter/seconds_per_step": 1e-3,
+    "test/coverage_90": 0.9,
+    "test/steps_without_evidence": 1,
+}
+TYPED = ["data=rotation", "model=iw", "model.lams=[1]", "data.n_train=40"]
+
+
+def outcome(**changes) -> Outcome:
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randn(1, 50, 2, generator=generator, dtype=torch.float64)
+    error = 0.3 * torch.randn(1, 50, 2, generator=generator, dtype=torch.float64)
+    evidence = torch.ones(1, 50, dtype=torch.bool)
+    evidence[0, 3] = False
+    made = Outcome(
+        mean=truth + error,
+        cov=0.09 * torch.eye(2, dtype=torch.float64).expand(1, 50, 2, 2),
+        truth=truth,
+        evidence=evidence,
+        labels=("<b>east</b> [m]", "north [m]"),
+        chosen={"lam": torch.tensor([0.1])},
+        notes=("2 rows were left out", "lam at the lower edge (0.1) in 1 of 1; try others"),
+    )
+    return replace(made, **changes)
+
+
+def page(folder, **changes) -> str:
+    write_run_page(
+        folder,
+        model="iw",
+        data="rotation",
+        outcome=outcome(**changes),
+        metrics=METRICS,
+        seconds=2.0,
+        typed=TYPED,
+    )
+    return (folder / "report.html").read_text()
+
+
+class Tags(HTMLParser):
+    """Opened and closed tags in balance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "link", "img"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_it_has_all_parts_and_text_is_escaped(tmp_path):
+    text = page(tmp_path)
+    for heading in ("How it went", "Errors by latent", "What was chosen", "Data", "What to try"):
+        assert heading in text
+    assert "&lt;b&gt;east&lt;/b&gt; [m]" in text
+    assert "<b>east" not in text
+    assert text.count("<svg") == 2  # residuals of each latent
+    assert "<li>2 rows were left out</li>" in text
+    reader = Tags()
+    reader.feed(text)
+    assert reader.open == []
+
+
+def test_a_filters_summary_gives_values_their_grids(tmp_path):
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    filt = KernelBayesFilter(scales=(0.5,), lams=(0.1, 1.0)).fit(x, x)
+    text = page(tmp_path, summary=filt.summary)
+    assert "40 steps, x [2]" in text
+    row = re.search(r'<tr><th scope="row">lam</th>(.*?)</tr>', text, re.DOTALL)[1]
+    assert "listed" in row
+    assert 'data-value="0.1"' in row
+    assert 'data-value="1.0"' in row
+
+
+def test_errors_by_latent_are_those_of_a_loop():
+    made = outcome()
+    error = (made.mean - made.truth)[0].numpy()
+    for k, one in enumerate(latents_of(made)):
+        assert one.rmse == pytest.approx((error[:, k] ** 2).mean() ** 0.5)
+        assert one.bias == pytest.approx(error[:, k].mean())
+        assert one.coverage == pytest.approx((abs(error[:, k]) <= 1.6448536 * 0.3).mean())
+        assert one.explained == pytest.approx(
+            1 - one.rmse**2 / made.truth[0, :, k].var(unbiased=False).item()
+        )
+
+
+def advice(made=None, **metrics) -> str:
+    made = outcome() if made is None else made
+    found = next_steps(made, {**METRICS, **metrics}, latents_of(made), TYPED)
+    return "\n".join(f"{one.why} {one.how}" for one in found)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"val/mse": 0.1}, "3.0 times the validation error"),
+        ({"test/coverage_90": 0.6}, "adapt=True"),
+        ({"test/coverage_90": 0.99}, "wider than the test rows need"),
+        ({"test/steps_without_evidence": 20}, "no usable observation"),
+        ({"test/trials": 1}, "trials=10"),
+    ],
+)
+def test_what_to_try_next_follows_from_the_numbers(metrics, words):
+    assert words in advice(**metrics)
+    quiet = {"val/mse": 0.3, "test/trials": 3}
+    assert words not in advice(**quiet)
+
+
+def test_what_to_try_next_follows_from_errors_edges_and_other_models():
+    made = outcome()
+    assert "lower edge (0.1)" in advice(made)
+    assert "off to one side" in advice(replace(made, mean=made.mean + 1))
+    poor = advice(replace(made, mean=torch.zeros_like(made.mean)))
+    assert "model.history=auto" in poor
+    assert "model.lams" not in poor.partition("model=iw,lstm")[0].rpartition("-m")[2]
+    other = Alternative(model="iw_nn", what="a trained encoder")
+    assert "model=iw_nn" in advice(replace(made, alternative=other))
+
+
+def test_in_a_browser_it_makes_neither_errors_nor_requests(tmp_path, chromium):  # noqa: F811
+    watched = CHECK[CHECK.index("seen.faults") :]
+    check = f"<script>const seen = {{}};\n{watched}"
+    seen = in_browser(page(tmp_path), check, tmp_path, chromium)
+    assert seen["faults"] == []
+    assert seen["requests"] == []
+    assert seen["overflow"] <= 0
