@@ -289,6 +289,10 @@ def test_what_something_reads_may_be_added(overrides):
         ("data=dmlab data.frames=a.npz data.maze_seed=2", r"data.maze_seed .*data.frames"),
         ("model=lstm encoder.dropout=.2", r"encoder.dropout .*model.filter.dropout"),
         ("data=rotation model=iw model.fusion=product", r"model.fusion .*Set data.sensors"),
+        (
+            "data=rotation model=iw model.sensor_kernels={a:{_target_:kbr.Laplace}}",
+            r"model.sensor_kernels .*Set data.sensors",
+        ),
         ("quick=true", r"quick is not used here: it shortens experiments"),
     ],
 )

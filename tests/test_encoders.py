@@ -1,10 +1,21 @@
 """Encoders: shapes they take and refuse, and where the soft-argmax looks."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from kbr.core.errors import KbrError
-from kbr.training.encoders import MLP, ResNet, SoftArgmaxCNN, expected_coordinates
+from kbr.training.encoders import (
+    MLP,
+    ResNet,
+    SoftArgmaxCNN,
+    describe_encoder,
+    expected_coordinates,
+    known_encoder,
+)
+from kbr.training.modules.features import FeatureModule
+from kbr.training.sensor_encoder import SensorEncoder
 
 IMAGES = [(1, 64, 64), (3, 36, 48), (4, 33, 41)]
 
@@ -75,3 +86,43 @@ def test_what_the_encoder_looks_at_moves_with_the_image():
     torch.manual_seed(0)
     network = SoftArgmaxCNN(shape=(1, 32, 32))
     assert network.coordinates(torch.randn(4, 1, 32, 32)).shape == (4, 16, 2)
+
+
+PARTS = [
+    {"name": "imu", "columns": [0, 17, 18], "shape": []},
+    {"name": "camera", "columns": list(range(1, 17)), "shape": [1, 4, 4]},
+]
+
+
+def test_each_sensor_has_its_encoder_and_what_is_absent_says_nothing():
+    small = partial(SoftArgmaxCNN, channels=2, n_maps=2)
+    build = partial(SensorEncoder, frames=small, encoders={"imu": partial(MLP, hidden=(5,))})
+    network = known_encoder(describe_encoder(build))(shape=(21,), parts=PARTS, n_features=7).eval()
+    kinds = [type(encoder) for encoder in network.each]
+    assert kinds == [MLP, SoftArgmaxCNN]
+    rows = torch.randn(6, 21)
+    rows[:, -2:] = torch.tensor([1.0, 0.0])  # no frame
+    psi = network(rows)
+    assert psi.shape == (6, 7)
+    other = rows.clone()
+    other[:, 1:17] += 1
+    torch.testing.assert_close(network(other), psi)
+    other[:, -1] = 1.0
+    assert (network(other) - psi).abs().max() > 1e-4
+    other = rows.clone()
+    other[:, 17] += 1
+    assert (network(other) - psi).abs().max() > 1e-4
+    with pytest.raises(KbrError, match="dropout"):
+        SensorEncoder(shape=(21,), parts=PARTS, dropout=1.0)
+
+
+def test_no_noise_reaches_the_flags(monkeypatch):
+    encoder = partial(SensorEncoder, parts=PARTS)
+    module = FeatureModule(encoder=encoder, shape=(21,), dz=1, noise=3.0, flags=2).train()
+    seen = []
+    monkeypatch.setattr(module.encoder, "forward", lambda x: seen.append(x) or x)
+    rows = torch.zeros(4, 21)
+    rows[:, -2:] = 1.0
+    module.encode(rows)
+    torch.testing.assert_close(seen[0][:, -2:], rows[:, -2:])
+    assert seen[0][:, :-2].std() > 1

@@ -12,7 +12,16 @@ import torch
 from recordings import command, write_csv
 
 import kbr
-from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter, OriginalRule
+from kbr import (
+    Gaussian,
+    ImportanceWeightedRule,
+    KbrError,
+    KernelBayesFilter,
+    Laplace,
+    Linear,
+    Matern32,
+    OriginalRule,
+)
 from kbr.app.streaming.command import Options, stream
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.filters.kernel.known_transition import TransitionRatio
@@ -49,19 +58,39 @@ def error(result, z):
 def fitted():
     x, z = robot(260, 1000, absent=0.2)  # so that every set of sensors is there often
     fuse = {name: KernelBayesFilter(**FIXED, fusion=name) for name in ("product", "sequence")}
+    own = {"x_2": Laplace(scale=2.0), "x_4": Matern32()}  # the others have the rule's Gaussian
+    fuse["kernels"] = KernelBayesFilter(**FIXED, fusion="product", sensor_kernels=own)
     for filt in fuse.values():
         filt.fit(x[:200], z[:200], sensors="each")
     return fuse, x, z
 
 
-def dense(x, z, x_test, filt, in_turn):
+PROFILES = {  # of kernels, in the distance over the bandwidth
+    "Gaussian": lambda t: np.exp(-(t**2) / 2),
+    "Laplace": lambda t: np.exp(-t),
+    "Matern32": lambda t: (1 + np.sqrt(3) * t) * np.exp(-np.sqrt(3) * t),
+}
+
+
+def product_gram(a, b, kernels):
+    """The product over columns, of which each sensor has one, of their kernels."""
+    gram = np.ones((len(a), len(b)))
+    for ours, theirs, kernel in zip(a.T, b.T, kernels, strict=True):
+        distance = abs(ours[:, None] - theirs[None]) / kernel.scale
+        gram *= PROFILES[type(kernel).__name__](distance)
+    return gram
+
+
+def dense(x, z, x_test, filt, in_turn, first=None):
     """The filter in dense numpy: a Gram matrix for the sensors that are there, on rows with them.
 
-    `in_turn` updates with one sensor after the other.
+    `in_turn` updates with one sensor after the other. Bandwidths are those of the `first` rows.
     """
-    widths = [reference.median_bandwidth(c[np.isfinite(c)][:, None], 0.5) for c in x.T]
+    own, names = filt.sensor_kernels or {}, filt.choice.sensors.names
+    kernels = [own.get(name, Gaussian()) for name in names]
+    widths = [reference.median_bandwidth(c[np.isfinite(c)][:, None], 0.5) for c in x[:first].T]
     widths = np.array(widths) * filt.choice.sensors.scales
-    g_z = reference.gram(z, z, reference.median_bandwidth(z, 0.5))
+    g_z = reference.gram(z, z, reference.median_bandwidth(z[:first], 0.5))
     w, means = np.full(len(z), 1 / len(z)), []
     for t, now in enumerate(x_test):
         if t > 0:
@@ -74,7 +103,9 @@ def dense(x, z, x_test, filt, in_turn):
             rows = np.flatnonzero(np.isfinite(x[:, sensors]).all(1))
             ratio = np.maximum(reference.kulsif(g_z, w, ETA), 0)[rows]
             seen, query = (v / widths[sensors] for v in (x[np.ix_(rows, sensors)], now[sensors]))
-            g_x, near = reference.gram(seen, seen, 1), reference.gram(seen, query[None], 1)[:, 0]
+            some = [kernels[k] for k in sensors]
+            g_x = product_gram(seen, seen, some)
+            near = product_gram(seen, query[None], some)[:, 0]
             w = np.zeros(len(z))
             w[rows] = reference.importance_weighted(g_x, near, ratio / ratio.mean(), LAM)
             w = w / w.sum()
@@ -82,7 +113,7 @@ def dense(x, z, x_test, filt, in_turn):
     return np.stack(means)
 
 
-@pytest.mark.parametrize("fusion", ["product", "sequence"])
+@pytest.mark.parametrize("fusion", ["product", "sequence", "kernels"])
 def test_the_update_is_that_of_the_sensors_there(fitted, fusion):
     fuse, x, z = fitted
     filt = fuse[fusion]
@@ -95,7 +126,7 @@ def test_the_update_is_that_of_the_sensors_there(fitted, fusion):
     torch.testing.assert_close(found.mean, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("fusion", ["product", "sequence"])
+@pytest.mark.parametrize("fusion", ["product", "sequence", "kernels"])
 def test_every_way_gives_one_answer(fitted, fusion, tmp_path):
     fuse, x, _ = fitted
     filt, new = fuse[fusion], x[200:230].clone()
@@ -120,6 +151,32 @@ def test_every_way_gives_one_answer(fitted, fusion, tmp_path):
         again = other.filter(new)
         torch.testing.assert_close(again.mean, whole.mean, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(again.cov, whole.cov, rtol=1e-9, atol=1e-9)
+
+
+def test_rows_that_are_added_later_count(fitted, tmp_path):
+    """The features of z are those of the first rows, which represent the others closely."""
+    (_, x, z), filt = (
+        fitted,
+        KernelBayesFilter(
+            **FIXED,
+            engine="active_set",
+            fusion="product",
+            sensor_kernels={"x_2": Laplace(scale=2.0)},
+        ),
+    )
+    before = filt.fit(x[:150], z[:150], sensors="each").filter(x[200:215])
+    filt.partial_fit(x[150:200], z[150:200], continues=True)
+    inner = [filt.units.x.apply(x), filt.units.z.apply(z)]
+    seen, latent = (rows.numpy() for rows in inner)
+    expected = dense(seen[:200], latent[:200], seen[200:215], filt, False, first=150)
+    found = filt.filter(x[200:215])
+    scaling = filt.units.z
+    expected = torch.from_numpy(expected) * scaling.scale + scaling.mean
+    torch.testing.assert_close(found.mean, expected, rtol=1e-3, atol=1e-3)
+    assert (found.mean - before.mean).abs().max() > 0.02
+    filt.save(tmp_path / "filter.ckpt")
+    again = KernelBayesFilter.load(tmp_path / "filter.ckpt").filter(x[200:215])
+    torch.testing.assert_close(again.mean, found.mean, rtol=1e-9, atol=1e-9)
 
 
 def test_smoothing_takes_absent_sensors(fitted):
@@ -210,11 +267,20 @@ def test_what_cannot_be_is_refused(fitted, tmp_path):
         KernelBayesFilter(rule=known).fit(x, z, sensors="each")
     with pytest.raises(KbrError, match="fusion"):
         KernelBayesFilter(fusion="sum")
+    for kernels in ({}, {"a": Linear()}, {"a": Laplace(bandwidth=2.0)}):
+        with pytest.raises(KbrError, match="sensor_kernels"):
+            KernelBayesFilter(sensor_kernels=kernels)
+    own = KernelBayesFilter(sensor_kernels={"x_9": Laplace()})
+    with pytest.raises(KbrError, match="'x_9', which is no sensor; there are x_1, x_2, x_3, x_4"):
+        own.fit(x, z, sensors="each")
+    with pytest.raises(KbrError, match="no sensor; there are none: pass sensors"):
+        own.fit(z, z)
+    fixed = ImportanceWeightedRule(kernel_x=Gaussian(bandwidth=1.0))
+    with pytest.raises(KbrError, match=r"rule\.kernel_x"):
+        KernelBayesFilter(rule=fixed, sensor_kernels={"x_1": Laplace()})
     done = fitted[0]["product"]
     with pytest.raises(KbrError, match="absent sensors"):
         done.compress(20)
-    with pytest.raises(KbrError, match="whole rows"):
-        done.partial_fit(x, z)
     with pytest.raises(KbrError, match="absent sensors"):
         done.export(tmp_path / "step.pt2")
 
@@ -286,9 +352,11 @@ def test_from_a_table_to_a_stream(tmp_path, monkeypatch, capsys):
         f"hydra.run.dir={run}",
     ]
     quick = ["model=iw", "model.scales=[0.5]", "model.lams=[0.01]"]
+    quick.append("model.sensor_kernels={b:{_target_:kbr.Laplace}}")
     command(monkeypatch, "train", "data=recording", *keys, *quick)
     assert "of x are there: r1 " in capsys.readouterr().out
     filt = kbr.load_filter(str(run))
+    assert isinstance(filt.sensor_kernels["b"], Laplace)
     expected = filt.filter(kbr.read_recording(tmp_path / "new.csv", filt))
     assert expected.evidence.double().mean() > 0.7
     known = np.stack([rides(30, 1006)[name] for name in ("east", "north")], 1)

@@ -154,9 +154,12 @@ def _table(problem: Any) -> None:
     """A row for each column: its range and what is missing."""
     recording = problem.recording
     print(f"  {'column':<26}{'min':>11}{'mean':>11}{'max':>11}{'sd':>11}{'missing':>8}")
-    names = [*(("z", n) for n in recording.z_names), *(("x", n) for n in recording.x_names)]
+    names, columns = [("z", name) for name in recording.z_names], [*recording.z.T]
     some = recording.x[:: max(1, len(recording) // FRAMES)] if recording.has_images else recording.x
-    columns = [*recording.z.T, *np.moveaxis(some, 1, 0)]
+    seen = [*zip(recording.x_names, np.moveaxis(some, 1, 0), strict=False)]
+    for name, values in seen if recording.has_images else recording.numbers:
+        names.append(("x", name))
+        columns.append(values)
     for (letter, name), values in list(zip(names, columns, strict=True))[:SHOWN]:
         there = values[np.isfinite(values)].astype(np.float64)
         label = textwrap.shorten(f"{letter}: {problem.label(name)}", 25, placeholder="...")

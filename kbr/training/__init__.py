@@ -10,6 +10,7 @@ from kbr.training.filters.lstm import LSTMFilter
 from kbr.training.filters.readout import ReadoutFilter
 from kbr.training.filters.rkn import RKNFilter
 from kbr.training.filters.transformer import TransformerFilter
+from kbr.training.sensor_encoder import SensorEncoder
 
 __all__ = [
     "MLP",
@@ -21,6 +22,7 @@ __all__ = [
     "RKNFilter",
     "ReadoutFilter",
     "ResNet",
+    "SensorEncoder",
     "SoftArgmaxCNN",
     "TransformerFilter",
 ]

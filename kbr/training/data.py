@@ -14,6 +14,7 @@ from kbr.core.filters.sequences import split
 from kbr.core.filters.training_data import training_data
 from kbr.core.inputs import as_tensor, check_finite
 from kbr.core.io.file_rows import FileRows
+from kbr.core.units.layout import has_parts
 from kbr.core.units.scaling import Scaling
 from kbr.core.units.units import Units
 
@@ -46,6 +47,7 @@ def training_rows(x: Any, z: Any, *, whole: bool, **about: Any) -> TrainingRows:
     if not all(isinstance(piece, FileRows) for piece in pieces):
         units, sensors = about.get("units"), about.get("sensors")
         parted = sensors is not None or (units is not None and units.sensors is not None)
+        parted = parted or has_parts(x)
         # Zero, which stands for what is absent, is to be the mean of what is there.
         data = training_data(x, z, standardize=(parted, True), **about)
         if data.z.ndim != 2:

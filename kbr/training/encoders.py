@@ -4,8 +4,9 @@ Every encoder takes `shape`, the shape of one observation, and `n_features`, key
 is [b, *shape], its output [b, n_features]. A shape it cannot take is an error at construction.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from kbr.core.io import checkpoint
 
 Encoder = Callable[..., nn.Module]
 
+HOMES = (__name__, "kbr.training.sensor_encoder")  # of kbr's own
 DEPTH = 30.0  # heat maps are cut this far below their peak: e^-30 of its probability
 
 
@@ -175,16 +177,34 @@ def describe_encoder(encoder: Encoder) -> dict[str, Any]:
     function = encoder.func if isinstance(encoder, partial) else encoder
     arguments = encoder.keywords if isinstance(encoder, partial) else {}
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return {"target": f"{function.__module__}.{name}", "arguments": checkpoint.plain(arguments)}
+    said = {key: _described(value) for key, value in arguments.items()}
+    return {"target": f"{function.__module__}.{name}", "arguments": said}
+
+
+def _described(argument: Any) -> Any:
+    """Encoders that others are made of too."""
+    if callable(argument):
+        return describe_encoder(argument)
+    if isinstance(argument, Mapping):
+        return {str(key): _described(item) for key, item in argument.items()}
+    return checkpoint.plain(argument)
 
 
 def known_encoder(described: dict[str, Any]) -> Encoder:
     """The encoder a checkpoint names, if it is kbr's own: a file does not choose what to run."""
     module, _, name = described["target"].rpartition(".")
-    encoder = globals().get(name) if module == __name__ else None
+    encoder = getattr(import_module(module), name, None) if module in HOMES else None
     if not (isinstance(encoder, type) and issubclass(encoder, nn.Module)):
         raise KbrError(
             f"the checkpoint's encoder {described['target']} is not one of kbr's own. Pass it: "
             "load(path, encoder=functools.partial(YourEncoder, ...))."
         )
-    return partial(encoder, **described["arguments"])
+    return partial(encoder, **{k: _known(item) for k, item in described["arguments"].items()})
+
+
+def _known(argument: Any) -> Any:
+    if not isinstance(argument, Mapping):
+        return argument
+    if set(argument) == {"target", "arguments"}:
+        return known_encoder(dict(argument))
+    return {key: _known(item) for key, item in argument.items()}

@@ -33,6 +33,11 @@ Columns = Annotated[
     str | list[str | int | float], Length(), Described("a column, or a list of columns")
 ]
 Fusion = Literal["auto", "product", "sequence"]
+SensorKernels = Annotated[
+    dict[str, Built],
+    Length(),
+    Described("a mapping {sensor: {_target_: kbr.Laplace}, ...} of a kernel each"),
+]
 Parted = Annotated[
     Literal["each"] | dict[str, Columns],
     Length(),
@@ -384,6 +389,24 @@ class MLP(Encoder):
 
 
 @dataclass
+class SensorEncoder:
+    n_features: Units
+    hidden: Units
+    dropout: Dropout | None
+    frames: Node
+    encoders: (
+        Annotated[
+            dict[str, Built],
+            Length(),
+            Described(
+                "a mapping {sensor: {_target_: ..., _partial_: true}, ...} of an encoder each"
+            ),
+        ]
+        | None
+    )
+
+
+@dataclass
 class Trainer:
     accelerator: Literal["auto", "cpu", "gpu"]
     devices: Annotated[int, Range(1, most=10**5)] | Literal["auto"]
@@ -489,6 +512,7 @@ TARGETS: dict[str, type] = {
     "kbr.training.encoders.SoftArgmaxCNN": CNN,
     "kbr.training.encoders.MLP": MLP,
     "kbr.training.encoders.ResNet": Encoder,
+    "kbr.training.sensor_encoder.SensorEncoder": SensorEncoder,
     "kbr.training.curves.Curves": TensorBoardLogger,
     "kbr.training.loggers.KeptCSVLogger": CSVLogger,
     "lightning.pytorch.loggers.WandbLogger": WandbLogger,

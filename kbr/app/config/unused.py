@@ -61,7 +61,8 @@ def wasted(values: Mapping[str, Any], choices: Mapping[str, str | None]) -> Iter
         yield "model.rule.lam", "set model.lam"
         yield from _of_kernel(model, data.get("_target_"))
         if data.get("sensors") is None:
-            yield "model.fusion", "it is for sensors that may be absent. Set data.sensors"
+            for name in ("fusion", "sensor_kernels"):
+                yield f"model.{name}", "it is for sensors that may be absent. Set data.sensors"
     if model.get("_target_") == TRAINED:
         yield from _of_training(model["filter"])
 

@@ -33,9 +33,8 @@ def _labelled_columns(problem: OwnData) -> tuple[list[tuple[str, np.ndarray]], s
     recording = problem.recording
     names = [f"z: {problem.label(name)}" for name in recording.z_names]
     columns = list(recording.z.T)
-    if not recording.has_images:
-        names += [f"x: {problem.label(name)}" for name in recording.x_names]
-        columns += list(recording.x.T)
+    names += [f"x: {problem.label(name)}" for name, _ in recording.numbers]
+    columns += [values for _, values in recording.numbers]
     labels = [textwrap.fill(name, LABEL) for name in names]
     rest = f"{COLUMNS} of {len(names)} columns" if len(names) > COLUMNS else ""
     return list(zip(labels, columns, strict=True))[:COLUMNS], rest

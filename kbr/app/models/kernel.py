@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from kbr.app.config.schema import Auto, Count, Engine, Fusion, Grid, Positive
+from kbr.app.config.schema import Auto, Count, Engine, Fusion, Grid, Positive, SensorKernels
 from kbr.app.config.values import Node
 from kbr.app.models.announce import announce, grid_progress
 from kbr.app.models.outcome import Alternative, Method, Outcome, edge_notes
@@ -58,6 +58,7 @@ class KernelMethod:
     history: Count | Auto = 1
     velocity: bool | Auto = False
     fusion: Fusion = "auto"
+    sensor_kernels: SensorKernels | None = None
 
     takes_sensors: ClassVar[bool] = True
     takes_controls: ClassVar[bool] = True
@@ -110,6 +111,7 @@ class KernelMethod:
             history=self.history,
             velocity=self.velocity,
             fusion=self.fusion,
+            sensor_kernels=cast(Any, self.sensor_kernels),
         )
 
     def _filtered(

@@ -206,9 +206,22 @@ class TrainedMethod:
         return [*callbacks, LogGaze(inner, lambda _, *gaze: encoder_figure(few, *gaze))]
 
     def _suited(self, problem: Sequential) -> tuple[TrainedFilter, tuple[str, ...]]:
-        """The filter with an encoder that takes these observations: own vectors need the MLP."""
+        """The filter with an encoder that takes these observations: own vectors need the MLP.
+
+        Frames beside columns get a `SensorEncoder` from the filter itself: that is said.
+        """
         encoder = self.filter.encoder
         kind = encoder.func if isinstance(encoder, partial) else encoder
+        units = problem.filter_units
+        sensors = None if units is None else units.sensors
+        if getattr(kind, "takes_parts", False):
+            return self.filter, ()
+        if sensors is not None and sensors.frames:
+            cameras, name = ", ".join(sensors.frames), getattr(kind, "__name__", str(kind))
+            note = (
+                f"x has frames beside columns: encoder=sensors is used, with {name} for {cameras}"
+            )
+            return self.filter, (note,)
         if isinstance(problem, Filtering) or problem.recording.has_images or kind is MLP:
             return self.filter, ()
         return replace(self.filter, encoder=partial(MLP)), ("x are vectors: encoder=mlp is used",)

@@ -22,6 +22,7 @@ from kbr.app.recordings.read import Source
 from kbr.app.recordings.recording import Recording
 from kbr.app.recordings.split import Splitting
 from kbr.app.recordings.task import OwnData
+from kbr.core.units.layout import Layout
 from kbr.core.units.sensors import Sensors, sensors_of
 
 
@@ -72,7 +73,7 @@ class RealData(OwnData):
         groups: dict[str, list[str]] = {}
         for name in self.recording.x_names:
             groups.setdefault(name.partition(plaza.SINCE)[0], []).append(name)
-        return sensors_of(groups, self.recording.x_names, [False] * len(self.recording.x_names))
+        return sensors_of(groups, Layout.of_numbers(self.recording.x_names), ())
 
     def _steps(self, recording: Recording) -> Recording:
         steps = super()._steps(recording)

@@ -78,8 +78,8 @@ def _irregular(recording: Recording, split: Split) -> Iterator[str]:
 def _missing(recording: Recording, split: Split) -> Iterator[str]:
     x_lost, z_lost = (int(rows.sum()) for rows in (recording.x_missing, recording.z_missing))
     if recording.parted:
-        shares = np.isfinite(recording.x).mean(0)
-        there = [f"{n} {share:.0%}" for n, share in zip(recording.x_names, shares, strict=True)]
+        shares = {name: np.isfinite(part).all(1).mean() for name, part in recording.parts}
+        there = [f"{name} {share:.0%}" for name, share in shares.items()]
         yield f"of x are there: {some_of(there)}; in {x_lost} rows nothing, which is predicted"
     elif x_lost:
         what = f"{x_lost} rows have a missing or infinite x"
@@ -105,10 +105,8 @@ def _repeated(recording: Recording, split: Split) -> Iterator[str]:
 
 
 def _constant(recording: Recording, split: Split) -> Iterator[str]:
-    if recording.has_images:
-        return
-    widths = np.ptp(recording.x[split.train_rows], axis=0)
-    names = [repr(n) for n, w in zip(recording.x_names, widths, strict=True) if w == 0]
+    rows = split.train_rows
+    names = [repr(name) for name, values in recording.numbers if np.ptp(values[rows]) == 0]
     if names:
         be = "is" if len(names) == 1 else "are"
         yield f"{some_of(names)} of x {be} constant over the training rows: leave out of data.x"
@@ -199,12 +197,10 @@ def _drift(problem: "OwnData") -> Iterator[str]:
 
 
 def _leakage(recording: Recording, split: Split) -> Iterator[str]:
-    if recording.has_images:
-        return
     rows = ~(recording.x_missing | recording.z_missing)
-    for i, x_name in enumerate(recording.x_names):
+    for x_name, values in recording.numbers:
         for j, z_name in enumerate(recording.z_names):
-            a, b = _of_size_one(recording.x[rows, i]), _of_size_one(recording.z[rows, j])
+            a, b = _of_size_one(values[rows]), _of_size_one(recording.z[rows, j])
             if a.std() == 0 or b.std() == 0:
                 continue
             if abs(np.corrcoef(a, b)[0, 1]) > COPY:
@@ -233,8 +229,7 @@ def _angles(problem: "OwnData") -> Iterator[str]:
 
 
 def _columns(recording: Recording) -> Iterator[tuple[str, np.ndarray]]:
-    if not recording.has_images:
-        yield from zip(recording.x_names, recording.x.T, strict=True)
+    yield from recording.numbers
     yield from zip(recording.z_names, recording.z.T, strict=True)
 
 

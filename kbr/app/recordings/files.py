@@ -10,6 +10,7 @@ import numpy as np
 
 from kbr.app.recordings.recording import Recording
 from kbr.core.errors import KbrError
+from kbr.core.units.layout import Layout
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -79,7 +80,7 @@ def joined(parts: Sequence[Recording], paths: Sequence[Path]) -> Recording:
                 f"{path} has frames that are read by blocks, which only one x.npy can be. Join "
                 "the arrays into one folder, with a sequence.npy of ids."
             )
-        for name in ("x_names", "z_names", "u_names", "time_unit", "has_truth"):
+        for name in ("layout", "x_names", "z_names", "u_names", "time_unit", "has_truth"):
             if (theirs := getattr(part, name)) != (own := getattr(first, name)):
                 raise _differs(name, (paths[0], own), (path, theirs))
         if part.x.shape[1:] != first.x.shape[1:]:
@@ -106,6 +107,7 @@ def joined(parts: Sequence[Recording], paths: Sequence[Path]) -> Recording:
         x=np.concatenate([part.x for part in parts]),
         z=np.concatenate([part.z for part in parts]),
         x_names=first.x_names,
+        layout=first.layout,
         z_names=first.z_names,
         sequence=np.concatenate(_shifted([part.sequence for part in parts], counts)),
         row=np.concatenate(_shifted([part.row for part in parts], lengths)),
@@ -151,12 +153,16 @@ def _shifted(parts: Sequence[np.ndarray], sizes: Sequence[int]) -> list[np.ndarr
 
 def _differs(what: str, *sides: tuple[Path, object]) -> KbrError:
     said = " and ".join(f"{path} has {_words(value)}" for path, value in sides)
-    name = {"time_unit": "time", "has_truth": "columns of z"}.get(what, what)
+    name = {"time_unit": "time", "has_truth": "columns of z", "layout": "parts of x"}.get(
+        what, what
+    )
     return KbrError(f"all files must agree in {name.replace('_', ' ')}; {said}. {LEAVE_OUT}")
 
 
 def _words(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(value)
+    if isinstance(value, Layout):
+        return value.words()
     words = {"s": "dates", "": "numbers", True: "them", False: "none"}
     return words[value] if isinstance(value, str | bool) else str(value)

@@ -46,7 +46,7 @@ def read_new(units: Units, path: Paths, keys: Mapping[str, Any]) -> Recording:
     keys = {key: value for key, value in keys.items() if value is not None}
     for file in files_of(path, READERS):
         is_table = READERS.get(file.suffix.lower()) in (read_csv, read_parquet)
-        if units.x_names is None and units.z_names is not None and is_table:
+        if units.x_names is None and units.z_names is not None and is_table and not units.layout:
             raise KbrError(
                 f"the filter takes frames, which {file} cannot hold. Give an npz file, a video, a "
                 "folder of x.npy, or a folder of frames with states.csv."
@@ -60,6 +60,8 @@ def read_new(units: Units, path: Paths, keys: Mapping[str, Any]) -> Recording:
         z=units.z_names,
         needs_z=False,
         parted=units.sensors is not None,
+        parts=units.layout.names if units.layout else (),
+        known=units.layout,
         may_lack=[key for key in BORDERS if key not in keys],
         **{"channels": KEEP, **known, **columns, **keys},
     )

@@ -14,6 +14,7 @@ import numpy as np
 from kbr.app.recordings.columns import Columns, real_numbers
 from kbr.app.recordings.files import LEAVE_OUT, STATES, Paths, files_of, joined, refusal
 from kbr.app.recordings.kinds.arrays import ADVICE, read_arrays, read_npz
+from kbr.app.recordings.kinds.beside import parts_of
 from kbr.app.recordings.kinds.mat import read_mat
 from kbr.app.recordings.kinds.parquet import read_parquet
 from kbr.app.recordings.kinds.table import read_csv
@@ -29,6 +30,7 @@ from kbr.app.recordings.recording import (
 from kbr.core.errors import KbrError
 from kbr.core.io.file_rows import FileRows
 from kbr.core.io.memory import check_memory
+from kbr.core.units.layout import Layout
 
 READING = ("decimal", "rename", "file", "resize", "channels", "u")  # keys that a filter keeps
 READERS = {
@@ -59,7 +61,9 @@ class Source:
     max_gb     the most that one packed array, or one picture, may take in memory;
     needs_z    False: z may be absent, as in a new recording that is to be filtered only;
     may_lack   which of sequence and time are taken only if they are there;
-    parted     whether columns of x may be absent by themselves.
+    parted     whether columns of x may be absent by themselves;
+    parts      what the sensors name: columns, also of file names of frames, or arrays of an npz;
+    known      of a filter that is to answer: what its x holds beside numbers.
     """
 
     path: Paths | None
@@ -78,6 +82,8 @@ class Source:
     needs_z: bool = True
     may_lack: Sequence[str] = ()
     parted: bool = False
+    parts: Sequence[str] = ()
+    known: Layout | None = None
 
     def __post_init__(self) -> None:
         for key in ("x", "z"):
@@ -148,6 +154,8 @@ def _read_folder(source: Source, folder: Path) -> Columns:
             f"the folder {folder} needs one CSV of states, {STATES}, with a column '{source.file}' "
             f"of frames; CSV files there: {there}."
         )
+    if source.parts:
+        return read_csv(source, states[0])
     from kbr.app.recordings.kinds.frames import read_frames
 
     return read_frames(source, states[0])
@@ -163,7 +171,7 @@ def recording_of(source: Source, columns: Columns) -> Recording:
     stamps, time, unit = (None, None, "") if at is None else columns.times(at)
     z_columns = listed(columns.z) or ()
     has_truth = source.needs_z or (bool(z_columns) and columns.holds(z_columns))
-    x, x_names, x_dtype, file = _observations(source, columns)
+    x, x_names, x_dtype, file, layout = _observations(source, columns)
     z, z_found, z_dtype = np.full((len(x), len(source.z or ())), np.nan), z_columns, "absent"
     if has_truth:
         z, z_found, z_dtype = columns.numbers(z_columns, "z")
@@ -209,6 +217,7 @@ def recording_of(source: Source, columns: Columns) -> Recording:
         u=None if u is None else u[order],
         u_names=u_names,
         parted=source.parted and x.ndim == 2,
+        layout=layout,
     )
     if recording.time is not None:
         check_time(recording.time, recording.sequence, recording.row)
@@ -217,11 +226,15 @@ def recording_of(source: Source, columns: Columns) -> Recording:
 
 def _observations(
     source: Source, columns: Columns
-) -> tuple[np.ndarray, tuple[str, ...], str, FileRows | None]:
-    """x, its names, its dtype in the file, and its rows where they are images that stay there."""
+) -> tuple[np.ndarray, tuple[str, ...], str, FileRows | None, Layout | None]:
+    """x, its names, its dtype in the file, its rows where they are images that stay there, and
+    what it holds beside numbers.
+    """
     if isinstance(columns.x, tuple):
-        x, found, dtype = columns.numbers(columns.x, "x")
-        return x, names_for(found, x.shape[1], "x", "x"), dtype, None
+        if source.parts and (found := parts_of(source, columns)):
+            return found[0], found[1].names, found[1].words(), None, found[1]
+        x, names, dtype = columns.numbers(columns.x, "x")
+        return x, names_for(names, x.shape[1], "x", "x"), dtype, None, None
     array = real_numbers(columns.get(columns.x), "x", columns.path)
     if columns.kind == "frames":
         x, letter, dtype = array, "channel", "image files"
@@ -230,8 +243,8 @@ def _observations(
     names = names_for(None if x.ndim == 4 else source.x, x.shape[1], letter, "x")
     if isinstance(array, np.memmap) and x.ndim == 4:
         layout = partial(as_observations, channels=source.channels)
-        return x, names, dtype, FileRows(Path(str(array.filename)), layout=layout)
-    return _floating(x, columns.path), names, dtype, None
+        return x, names, dtype, FileRows(Path(str(array.filename)), layout=layout), None
+    return _floating(x, columns.path), names, dtype, None, None
 
 
 def _controls(source: Source, columns: Columns) -> tuple[np.ndarray | None, tuple[str, ...]]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from kbr.core.errors import KbrError
 from kbr.core.io.file_rows import FileRows
+from kbr.core.units.layout import Layout
 from kbr.core.units.sampling import GAP, Sampling, longer, sampling_of
 from kbr.core.units.trend import Trend
 
@@ -47,6 +48,7 @@ class Recording:
     u: np.ndarray | None = None  # [T, du] control inputs: what led to the row
     u_names: tuple[str, ...] = ()
     parted: bool = False  # whether columns of x may be absent by themselves
+    layout: Layout | None = None  # of a flat x that holds frames or vectors beside numbers
     trend: Trend | None = None  # what columns of x were turned into
 
     def __len__(self) -> int:
@@ -103,6 +105,20 @@ class Recording:
     @property
     def has_images(self) -> bool:
         return self.x.ndim == 4
+
+    @property
+    def parts(self) -> list[tuple[str, np.ndarray]]:
+        """What x holds by name, [T, d] each; of images nothing."""
+        layout = self.layout or Layout.of_numbers(() if self.has_images else self.x_names)
+        return [(name, self.x[:, at.start : at.stop]) for name, at in layout.spans.items()]
+
+    @property
+    def numbers(self) -> list[tuple[str, np.ndarray]]:
+        """The columns of x by name, [T] each, without the pixels of frames."""
+        if self.has_images:
+            return []
+        names = self.x_names if self.layout is None else self.layout.columns
+        return [(name, values) for name, values in zip(names, self.x.T, strict=True) if name]
 
     @property
     def has_ids(self) -> bool:

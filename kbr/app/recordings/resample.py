@@ -94,7 +94,7 @@ def _width(recording: Recording, step: str | float) -> float:
     """The step in the unit of the recording's time."""
     if recording.time is None:
         raise KbrError(f"data.resample={step} needs time stamps. Name their column (data.time).")
-    if recording.has_images:
+    if recording.has_images or recording.layout is not None:
         raise KbrError(f"data.resample={step} averages numbers, not frames. Leave it out.")
     found = re.fullmatch(r"([\d.]+)\s*([a-z]*)", str(step).strip().lower())
     known = found is not None and found[1].count(".") < 2 and found[2] in ("", *SECONDS)

@@ -26,6 +26,7 @@ from kbr.core.filters.result import FilterResult, joined, mean_squared_error
 from kbr.core.io.file_rows import FileRows
 from kbr.core.io.memory import check_memory
 from kbr.core.units.controls import Controls
+from kbr.core.units.layout import Layout
 from kbr.core.units.scaling import TURNS, Scaling, full_turn
 from kbr.core.units.sensors import Sensors, Wanted, sensors_of
 from kbr.core.units.trend import Trend
@@ -86,7 +87,7 @@ class OwnData:
     @cached_property
     def recording(self) -> Recording:
         recording = self.source.read()
-        seen = () if recording.has_images else recording.x_names
+        seen = (name for name, _ in recording.numbers)
         names = (*seen, *recording.z_names, *recording.u_names)
         for key, marked in (("circular", self.circular), ("units", self.units or {})):
             for name in marked:
@@ -140,7 +141,7 @@ class OwnData:
 
     @property
     def has_own_vectors(self) -> bool:
-        return not self.recording.has_images
+        return not self.recording.has_images and self.recording.layout is None
 
     @property
     def test_steps(self) -> int:
@@ -176,6 +177,7 @@ class OwnData:
             },
             u=self._controls(),
             sensors=self._sensors(),
+            layout=recording.layout,
         )
 
     def _scale_x(self) -> Scaling:
@@ -184,7 +186,8 @@ class OwnData:
             scaling = Scaling.of_images(x)
             constant = bool((scaling.scale == 1).all()) and _is_constant(x)
         else:
-            scaling = self._scaling(x, self.recording.x_names)
+            layout = self.recording.layout or Layout.of_numbers(self.recording.x_names)
+            scaling = self._scaling(x, layout.columns, channels=layout.channels)
             constant = bool((x == x[0]).all())
         if constant:
             raise KbrError(
@@ -199,8 +202,9 @@ class OwnData:
         recording = self.recording
         if recording.has_images:
             raise KbrError("data.sensors are groups of columns; x are frames. Leave it out.")
-        marks = [name in self.circular for name in recording.x_names]
-        return sensors_of(self.sensors, recording.x_names, marks)
+        layout = recording.layout or Layout.of_numbers(recording.x_names)
+        marks = [name in self.circular for name in layout.columns]
+        return sensors_of(self.sensors, layout, marks)
 
     def _controls(self) -> Controls | None:
         recording = self.recording
@@ -398,9 +402,9 @@ class OwnData:
     def _truth(self) -> Tensor:
         return torch.from_numpy(self.recording.z[self.parts.test_rows])[self._known]
 
-    def _scaling(self, rows: Tensor, names: Sequence[str]) -> Scaling:
+    def _scaling(self, rows: Tensor, names: Sequence[str], **about: Any) -> Scaling:
         marks = () if rows.ndim > 2 else tuple(name in self.circular for name in names)
-        return Scaling.fit(rows, marks, full_turn(self.angle_unit))
+        return Scaling.fit(rows, marks, full_turn(self.angle_unit), **about)
 
 
 def _one_by_one(x: Tensor | FileRows) -> Iterable[Tensor]:
@@ -429,6 +433,13 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
     return {k: v.flatten().tolist() if isinstance(v, Tensor) else v for k, v in record.items()}
 
 
+def _named(sensors: Wanted) -> list[str]:
+    """The columns that sensors name."""
+    groups = sensors.values() if isinstance(sensors, Mapping) else ()
+    each = ([group] if isinstance(group, str | int) else group for group in groups)
+    return [str(name) for group in each for name in group]
+
+
 def recording(
     *,
     name: str,
@@ -446,7 +457,7 @@ def recording(
     splitting = {each.name: keys.pop(each.name) for each in fields(Splitting) if each.name in keys}
     return OwnData(
         name=name,
-        source=Source(path=path, parted=sensors is not None, **keys),
+        source=Source(path=path, parted=sensors is not None, parts=_named(sensors), **keys),
         splitting=Splitting(**splitting),
         circular=circular,
         angle_unit=angle_unit,

@@ -244,6 +244,7 @@ def _rows(options: Options, filt: Any, stack: ExitStack) -> Iterator[Row]:
         ending = path.suffix.lower()
         is_csv = READERS.get(ending) is read_csv
         whole = step is not None or trend is not None or not is_csv or not path.exists()
+        whole = whole or filt.units.layout is not None
         if path.is_dir() or (ending in READERS and whole):
             keys = {"decimal": options.decimal, "max_gb": options.max_gb}
             return _plain_words(recording_rows(path, expected, keys, say))

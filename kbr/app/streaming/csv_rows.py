@@ -31,10 +31,12 @@ def csv_rows(
 
     In one column an empty line is a missing observation; between other rows it is nothing.
     """
-    if len(expected.shape) > 1:
+    layout = expected.units.layout
+    if len(expected.shape) > 1 or layout is not None:
+        what = f"frames {list(expected.shape)}" if layout is None else layout.words()
         raise KbrError(
-            f"the filter takes frames {list(expected.shape)}, which CSV does not hold. Use JSON "
-            "lines, npz or a folder of frames."
+            f"the filter takes {what}, which a stream of CSV does not hold. Use JSON lines, or a "
+            "file: npz, a folder of frames, a CSV that names frames."
         )
     lines, skipped = lines_of(file), 0
     first = next(lines, None)

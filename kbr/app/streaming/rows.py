@@ -154,14 +154,16 @@ def trend_rows(rows: Iterator[Row], trend: Trend, expected: Format) -> Iterator[
 
 def _from_object(line: int, entries: Mapping[str, Any], expected: Format) -> tuple[Row, list[str]]:
     """The row, by its columns or by its entry x, and the entries that are not used."""
-    names = expected.names
+    names, layout = expected.names, expected.units.layout
     if not names or not all(name in entries for name in names):
         names = (X,)
     if X in names and X not in entries:
         expected.units.observations(entries)  # says which columns there must be
         raise KbrError(f"the object has no entry {X!r}.")
     x: Any = [entries[name] for name in names]
-    if len(names) == 1:
+    if layout is not None and names == layout.names:
+        x = expected.units.observed(entries)
+    elif len(names) == 1:
         x = x[0]
         if expected.names == names and isinstance(x, list) and x:
             x = x[0]

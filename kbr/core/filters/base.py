@@ -27,6 +27,7 @@ from kbr.core.uncertainty.adaptive import RATE, stretched, stretches
 from kbr.core.uncertainty.calibration import NEVER, Calibration, bridges_of, horizons_of
 from kbr.core.uncertainty.regions import Ellipsoid, credible_region
 from kbr.core.units.columns import is_table, names_of
+from kbr.core.units.layout import has_parts
 from kbr.core.units.places import Place, moments
 from kbr.core.units.sensors import Wanted
 from kbr.core.units.units import Units
@@ -234,9 +235,16 @@ class BaseFilter(Conventions, ABC):
     def save(self, path: Any) -> None:
         raise NotImplementedError
 
-    def _check_taken(self, u: Any, time_steps: str, sensors: Wanted, units: Units | None) -> None:
+    def _check_taken(
+        self, x: Any, u: Any, time_steps: str, sensors: Wanted, units: Units | None
+    ) -> None:
         """An error where the filter does not take what `fit` was given."""
         parted = sensors is not None or (units is not None and units.sensors is not None)
+        if has_parts(x) and not self.takes_sensors:
+            raise KbrError(
+                f"{type(self).__name__} takes columns, or frames; not both side by side, as "
+                "KernelBayesFilter does. Leave some out of x."
+            )
         if parted and not self.takes_sensors:
             raise KbrError(
                 f"{type(self).__name__} knows no absent sensors; KernelBayesFilter does. Leave "
@@ -338,14 +346,16 @@ class TrainableFilter(BaseFilter):
         dynamics p(z' | z, u, dt) are learned where steps are irregular, not taken as equal.
         `sensors` names the columns of each, {"imu": ["ax", "ay"], "gps": ["e", "n"]}, or is "each"
         where every column is one. A sensor with a NaN is absent from its row, and the others still
-        count; without `sensors`, one NaN makes the whole row missing.
+        count; without `sensors`, one NaN makes the whole row missing. x may also be a mapping of
+        numbers [T], vectors [T, d] and frames [T, h, w] or [T, c, h, w], {"camera": frames, "imu":
+        rows}: each of them is then a sensor, unless `sensors` says otherwise.
         `units` of another recording take the place of those found here. Batch dimensions of z are
         independent data sets, each with its own hyper-parameters. With
         progress=True a bar counts the trials of the search; or it is a function that is handed
         them, to show them.
         """
         began = perf_counter()
-        self._check_taken(u, time_steps, sensors, units)
+        self._check_taken(x, u, time_steps, sensors, units)
         about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
         about |= {"u": u, "time_steps": time_steps, "sensors": sensors}
         data = training_data(x, z, standardize=self.standardized, **about)

@@ -18,12 +18,13 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.sequences import Sequences, training_sequences
 from kbr.core.inputs import as_tensor, check_finite
-from kbr.core.units.columns import is_several, is_table, names_of, numbered, numbers
+from kbr.core.units.columns import is_several, is_table, names_of, numbered
 from kbr.core.units.controls import Controls
+from kbr.core.units.layout import Layout, flat_rows, has_parts, laid_out
 from kbr.core.units.places import moments
 from kbr.core.units.sampling import longer, sampling_of, varying_steps
 from kbr.core.units.scaling import Scaling, full_turn
-from kbr.core.units.sensors import Wanted, sensors_of
+from kbr.core.units.sensors import EACH, Wanted, sensors_of
 from kbr.core.units.units import Units
 
 Names = tuple[str, ...] | None
@@ -59,7 +60,10 @@ def training_data(
     With `settled`, so is what they say of steps of time. Where the first row `goes_on` from one
     that is known, the control that led to it counts.
     """
+    if units is None and sensors is None and has_parts(x):
+        sensors = EACH
     parted = sensors is not None or (units is not None and units.sensors is not None)
+    x, layout = flat_rows(x, None if units is None else units.layout)
     (x, names_x), (z, names_z), (u, names_u) = _plain(x, "x"), _plain(z, "z"), _plain(u, "u")
     known = units if settled else None
     x, z, u, steps, gap = _cut(x, z, u, time, time_steps, settled=known, parted=parted)
@@ -71,14 +75,14 @@ def training_data(
         wanted = (circular,) if isinstance(circular, str) else tuple(circular)
         moves = None if u is None and steps is None else _moves(u, steps, latents, starts)
         parts = (observed, latents, moves)
-        units = _units(parts, names, wanted, turn, standardize, gap, steps is not None)
+        units = _units(parts, names, wanted, turn, standardize, gap, steps is not None, layout)
         if sensors is not None:
             if latents.ndim > 2 or len(shape) != 1:
                 raise KbrError(
                     "sensors are groups of columns of x [T, dx], of one data set; got x of shape "
                     f"{list(observed.shape)}. Leave sensors out."
                 )
-            called = names_x or numbered("x", shape[0])
+            called = layout or Layout.of_numbers(names_x or numbered("x", shape[0]))
             units = replace(units, sensors=sensors_of(sensors, called, units.x.circular))
     inner = units.x.apply(observed, "x").to(observed.dtype)
     flat = inner.reshape(*latents.shape[:-1], -1)
@@ -99,6 +103,7 @@ def _units(
     standardize: tuple[bool, bool],
     gap: float | None,
     steps: bool,
+    layout: Layout | None,
 ) -> Units:
     """Fitted to the training rows x, z and controls, of which the last are `steps` of time.
 
@@ -108,6 +113,7 @@ def _units(
     batch = z.ndim - 2
     vectors = x.ndim == batch + 2
     x_names = names[0] or (numbered("x", x.shape[-1]) if vectors else ())
+    x_names = x_names if layout is None else layout.columns
     z_names = names[1] or numbered("z", z.shape[-1])
     count = 0 if moves is None else moves.shape[-1] - steps
     u_names = names[2] or numbered("u", count)
@@ -116,8 +122,8 @@ def _units(
         also = f" or u ({', '.join(u_names)})" if u_names else ""
         raise KbrError(
             f"circular names {', '.join(map(repr, unknown))}, which is no column of x "
-            f"({', '.join(x_names) or 'frames'}) or z ({', '.join(z_names)}){also}. Correct "
-            "circular."
+            f"({', '.join(filter(None, x_names)) or 'frames'}) or z ({', '.join(z_names)}){also}. "
+            "Correct circular."
         )
 
     scalings = []
@@ -131,14 +137,19 @@ def _units(
                     "angle_unit='radians'.",
                     stacklevel=4,
                 )
+        about: dict[str, Any] = {"batch": batch, "standardize": wide}
+        if values is x and layout is not None:
+            about["channels"] = layout.channels
         fit = wide or any(marks)
-        scaling = Scaling.fit(values, marks, turn, batch=batch, standardize=wide) if fit else None
+        scaling = Scaling.fit(values, marks, turn, **about) if fit else None
         scalings.append(scaling or Scaling.none(values))
     scale_x, scale_z = scalings
     u = None
     if moves is not None:
         u = Controls.fit(moves, names[2], circular=wanted, turn=turn, time=steps)
-    return Units(scale_x, scale_z, names[0], names[1], labels=names[1], max_gap=gap, u=u)
+    seen = names[0] if layout is None else layout.names
+    kinds: dict[str, Any] = {"labels": names[1], "max_gap": gap, "u": u, "layout": layout}
+    return Units(scale_x, scale_z, seen, names[1], **kinds)
 
 
 def _span(values: Tensor) -> float:
@@ -168,8 +179,7 @@ def _plain(value: Any, letter: str) -> tuple[Any, Names]:
             raise KbrError(f"all sequences of {letter} need the same columns; got {set(names)}.")
         return list(arrays), names[0]
     if is_table(value):
-        columns = {str(name): numbers(value[name], str(name)) for name in names_of(value)}
-        return np.stack(list(columns.values()), -1), tuple(columns)
+        return np.stack(laid_out(value)[1], -1), tuple(map(str, names_of(value)))
     return value.to_numpy() if _is_series(value) else value, None
 
 

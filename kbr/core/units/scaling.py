@@ -58,16 +58,23 @@ class Scaling:
         *,
         batch: int = 0,
         standardize: bool = True,
+        channels: Sequence[range] = (),
     ) -> "Scaling":
         """From training rows [*b n d], or frames [*b n c h w], which are scaled by channel.
 
-        Frames of other shapes have one scale for all of their numbers.
+        Frames of other shapes have one scale for all of their numbers. Of rows that hold frames
+        among others, `channels` are the columns of each channel.
         """
         marks = tuple(circular) if any(circular) else ()
         inner = _unroll(values.double(), marks, turn)
         own = [batch + 1] if inner.ndim in (batch + 2, batch + 4) else []
         axes = [k for k in range(batch, inner.ndim) if k not in own]
         mean, scale = (moment.squeeze(batch) for moment in _moments(inner, axes))
+        for span in channels:
+            start = span.start + sum(marks[: span.start])
+            some = slice(start, start + len(span))
+            shared = _moments(inner[..., some], [*axes, inner.ndim - 1])
+            mean[..., some], scale[..., some] = (moment.squeeze(batch) for moment in shared)
         for at in _angle_places(marks):
             pair = scale[..., at : at + 2].square().mean(-1, keepdim=True).sqrt()
             scale[..., at : at + 2] = pair
@@ -217,11 +224,12 @@ def _unroll(values: Tensor, circular: tuple[bool, ...], turn: float) -> Tensor:
     """Columns with (cos, sin) in place of every angle."""
     if not circular:
         return values
-    parts = []
-    for column, mark in zip(values.unbind(-1), circular, strict=True):
-        radians = column * (2 * math.pi / turn)
-        parts += [radians.cos(), radians.sin()] if mark else [column]
-    return torch.stack(parts, -1)
+    parts, last = [], 0
+    for at in (k for k, mark in enumerate(circular) if mark):
+        radians = values[..., at : at + 1] * (2 * math.pi / turn)
+        parts += [values[..., last:at], radians.cos(), radians.sin()]
+        last = at + 1
+    return torch.cat([*parts, values[..., last:]], -1)
 
 
 def _angle_places(circular: tuple[bool, ...]) -> list[int]:

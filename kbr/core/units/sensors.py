@@ -1,7 +1,9 @@
-"""Sensors: groups of columns of x that are there, or absent, together."""
+"""Sensors: groups of columns of x, or frames, that are there, or absent, together."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
+from kbr.core.units.layout import Layout, Shape
 
 EACH = "each"  # every column is a sensor of its own
 FUSIONS = ("product", "sequence")
@@ -22,13 +25,20 @@ class Sensors:
 
     scales   of the sensors' bandwidths, beside that of x;
     fusion   how the sensors of one row are joined: "product", as one observation, by the product
-             of their kernels; "sequence", one after the other, as if independent given z.
+             of their kernels; "sequence", one after the other, as if independent given z;
+    shapes   (c, h, w) of those that see frames, () of those that see numbers.
     """
 
     names: tuple[str, ...]
     columns: tuple[tuple[int, ...], ...]
     scales: tuple[float, ...]
     fusion: str = "product"
+    shapes: tuple[Shape, ...] = ()
+
+    @property
+    def frames(self) -> dict[str, Shape]:
+        """The sensors that see frames, and the shape of these."""
+        return {name: s for name, s in zip(self.names, self.shapes, strict=False) if s}
 
     def present(self, x: Tensor) -> Bool[Tensor, "*s g"]:
         """Which sensors of inner rows x [*s dx] are there: all of their columns."""
@@ -64,6 +74,7 @@ class Sensors:
             "columns": [list(columns) for columns in self.columns],
             "scales": list(self.scales),
             "fusion": self.fusion,
+            "shapes": [list(shape) for shape in self.shapes],
         }
 
     @classmethod
@@ -72,17 +83,22 @@ class Sensors:
         names = tuple(str(name) for name in record["names"])
         columns = tuple(tuple(int(k) for k in part) for part in record["columns"])
         scales, fusion = tuple(float(scale) for scale in record["scales"]), str(record["fusion"])
+        shapes = tuple(tuple(int(size) for size in shape) for shape in record.get("shapes", ()))
         every = sorted(k for part in columns for k in part)
         whole = every == list(range(len(every))) and all(columns) and fusion in FUSIONS
         if not (len(names) == len(columns) == len(scales) > 0 and whole and min(scales) > 0):
             raise KbrError("the file's sensors do not fit together. Train again.")
-        return cls(names, columns, scales, fusion)
+        fits = all(not s or math.prod(s) == len(c) for s, c in zip(shapes, columns, strict=False))
+        if len(shapes) not in (0, len(names)) or not fits:
+            raise KbrError("the file's sensors do not fit their frames. Train again.")
+        return cls(names, columns, scales, fusion, shapes)
 
 
-def sensors_of(wanted: Wanted, names: Sequence[str], circular: Sequence[bool]) -> Sensors:
+def sensors_of(wanted: Wanted, layout: Layout, circular: Sequence[bool]) -> Sensors:
     """From what a user says: columns by name, or by number, of every sensor.
 
-    Every column belongs to one sensor. `circular` marks the angles among the columns.
+    Every column belongs to one sensor; frames are one by themselves. `circular` marks the angles
+    among the flat columns.
     """
     if isinstance(wanted, str):
         if wanted != EACH:
@@ -90,45 +106,69 @@ def sensors_of(wanted: Wanted, names: Sequence[str], circular: Sequence[bool]) -
                 f"sensors must be {EACH!r} (every column is one) or name the columns of each, "
                 f"{{'imu': ['ax', 'ay'], ...}}; got {wanted!r}."
             )
-        wanted = {name: [name] for name in names}
+        wanted = {name: [name] for name in layout.names}
     if not isinstance(wanted, Mapping) or not wanted:
         raise KbrError(
             f"sensors must name the columns of each, {{'imu': ['ax', 'ay'], ...}}; got {wanted!r}."
         )
     owner: dict[int, str] = {}
-    for sensor, columns in wanted.items():
-        for column in [columns] if isinstance(columns, str | int) else list(columns):
-            at = _number(column, names, str(sensor))
+    shapes = {str(sensor): _shape(sensor, _listed(some), layout) for sensor, some in wanted.items()}
+    for sensor, some in wanted.items():
+        for at in (at for column in _listed(some) for at in _numbers(column, layout, str(sensor))):
             if at in owner:
                 raise KbrError(
-                    f"the column {names[at]!r} is in the sensors {owner[at]!r} and {sensor!r}. "
-                    "Give each column to one sensor."
+                    f"the column {_label(layout, at)!r} is in the sensors {owner[at]!r} and "
+                    f"{sensor!r}. Give each column to one sensor."
                 )
             owner[at] = str(sensor)
-    empty = [str(sensor) for sensor in wanted if str(sensor) not in owner.values()]
-    left = [name for at, name in enumerate(names) if at not in owner]
+    empty = [sensor for sensor in shapes if sensor not in owner.values()]
+    left = dict.fromkeys(_label(layout, at) for at in range(layout.width) if at not in owner)
     if empty or left:
         what = f"no column in {', '.join(empty)}" if empty else f"no sensor for {', '.join(left)}"
         raise KbrError(f"sensors must hold every column of x once: {what}. Correct sensors.")
-    marks = list(circular) or [False] * len(names)
-    first = [at + sum(marks[:at]) for at in range(len(names))]
-    inner = tuple(
-        tuple(k for at in sorted(owner) if owner[at] == sensor for k in _places(first, marks, at))
-        for sensor in map(str, wanted)
+    marks = list(circular) or [False] * layout.width
+    first = list(accumulate((1 + mark for mark in marks), initial=0))
+    places: dict[str, list[int]] = {sensor: [] for sensor in shapes}
+    for at in sorted(owner):
+        places[owner[at]] += range(first[at], first[at + 1])
+    return Sensors(
+        tuple(shapes),
+        tuple(map(tuple, places.values())),
+        (1.0,) * len(shapes),
+        shapes=tuple(shapes.values()) if any(shapes.values()) else (),
     )
-    return Sensors(tuple(map(str, wanted)), inner, (1.0,) * len(inner))
 
 
-def _places(first: Sequence[int], marks: Sequence[bool], at: int) -> range:
-    return range(first[at], first[at] + 1 + marks[at])
+def _listed(columns: Sequence[str | int] | str | int) -> list[str | int]:
+    return [columns] if isinstance(columns, str | int) else list(columns)
 
 
-def _number(column: str | int, names: Sequence[str], sensor: str) -> int:
-    if isinstance(column, int) and not isinstance(column, bool) and 0 <= column < len(names):
-        return column
-    if column in names:
-        return list(names).index(str(column))
+def _shape(sensor: object, columns: list[str | int], layout: Layout) -> Shape:
+    """That of the frames which are all of a sensor; () where it has none."""
+    known = dict(zip(layout.names, layout.shapes, strict=True))
+    frames = [str(column) for column in columns if len(known.get(str(column), ())) == 3]
+    if frames and len(columns) > 1:
+        raise KbrError(
+            f"the sensor {sensor!r} holds the frames {frames[0]!r} and more. Give frames a sensor "
+            "of their own."
+        )
+    return known[frames[0]] if frames else ()
+
+
+def _label(layout: Layout, at: int) -> str:
+    owner = (name for name, span in layout.spans.items() if at in span)
+    return layout.columns[at] or next(owner)
+
+
+def _numbers(column: str | int, layout: Layout, sensor: str) -> Sequence[int]:
+    """Where a column, or all of an entry with several, lies in a flat row."""
+    if isinstance(column, int) and not isinstance(column, bool) and 0 <= column < layout.width:
+        return (column,)
+    if column in layout.spans:
+        return layout.spans[str(column)]
+    if column and column in layout.columns:
+        return (layout.columns.index(str(column)),)
     raise KbrError(
-        f"the sensor {sensor!r} names {column!r}, which is no column of x: {', '.join(names)} "
-        f"(or by number, 0 to {len(names) - 1}). Correct sensors."
+        f"the sensor {sensor!r} names {column!r}, which is no column of x: "
+        f"{', '.join(layout.names)} (or by number, 0 to {layout.width - 1}). Correct sensors."
     )

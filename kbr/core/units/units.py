@@ -16,8 +16,9 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.inputs import as_tensor
 from kbr.core.io.file_rows import FileRows
-from kbr.core.units.columns import is_table, names_of, numbered, numbers
+from kbr.core.units.columns import is_table, names_of, numbered
 from kbr.core.units.controls import Controls
+from kbr.core.units.layout import Layout, entry
 from kbr.core.units.places import Place, cut, grouped, is_gap, label, moment, moments
 from kbr.core.units.scaling import Scaling
 from kbr.core.units.sensors import Sensors
@@ -32,6 +33,7 @@ class Units:
 
     u         the control inputs, where there were some in training;
     sensors   groups of the columns of x that may be absent, each by itself;
+    layout    where x holds vectors or frames beside others, by name: flat inside; None elsewhere;
     max_gap   a longer step of time begins a new sequence;
     source    how new recordings are read, as plain values: the columns of `sequence` ids and of
               `time`; `several`, whether there were ids; `dates`, whether time stamps were dates;
@@ -47,6 +49,7 @@ class Units:
     source: Mapping[str, Any] = field(default_factory=dict)
     u: Controls | None = None
     sensors: Sensors | None = None
+    layout: Layout | None = None
 
     @classmethod
     def none(cls, like: Tensor) -> "Units":
@@ -74,7 +77,12 @@ class Units:
         if isinstance(x, FileRows):
             return x.scaled(self.x.mean, self.x.scale)
         tensor = as_tensor(x, name="x").to(self.x.mean.device)
-        own = self.x.own
+        own, layout = self.x.own, self.layout
+        if layout is not None and (not tensor.ndim or tensor.shape[-1] != layout.width):
+            raise KbrError(
+                f"this filter was trained on {layout.words()}: pass x as a mapping of these names; "
+                f"got an array of shape {list(tensor.shape)}."
+            )
         if len(own) == 3 and own[0] == 1 and (tensor.ndim == 2 or tensor.shape[-3] != 1):
             tensor = tensor.unsqueeze(-3)  # grey frames may come without their one channel
         return self.x.apply(tensor, "x")
@@ -159,6 +167,7 @@ class Units:
             "source": dict(self.source),
             "u": self.u and self.u.record(),
             "sensors": self.sensors and self.sensors.record(),
+            "shapes": self.layout and [list(shape) for shape in self.layout.shapes],
         }
 
     @classmethod
@@ -168,6 +177,10 @@ class Units:
                 name: None if record[name] is None else tuple(map(str, record[name]))
                 for name in NAMES
             }
+            shapes, layout = record.get("shapes"), None
+            if shapes is not None:
+                sizes = (tuple(int(size) for size in shape) for shape in shapes)
+                layout = Layout(names["x_names"] or (), tuple(sizes))
             return cls(
                 Scaling.from_record(record["x"]),
                 Scaling.from_record(record["z"]),
@@ -176,6 +189,7 @@ class Units:
                 source={str(key): value for key, value in record["source"].items()},
                 u=None if record.get("u") is None else Controls.from_record(record["u"]),
                 sensors=Sensors.of_record(parts) if (parts := record.get("sensors")) else None,
+                layout=layout,
             )
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             if isinstance(error, KbrError):
@@ -197,6 +211,8 @@ class Units:
                 "an array, or as the entry 'x' of a mapping."
             )
         values = _named(table, names, "x")
+        if self.layout is not None:
+            return self.layout.flat(values)
         whole = len(values) == 1 and values[0].ndim == 2  # a recording whose only column is x
         return values[0] if whole else np.stack(values, -1)
 
@@ -221,7 +237,7 @@ def _named(table: Any, names: Sequence[str], letter: str) -> list[np.ndarray]:
     twice = [name for name in names if there.count(name) > 1]
     if twice:
         raise KbrError(f"{letter} has several columns {twice[0]!r}. Give each a name of its own.")
-    return [numbers(table[name], name) for name in names]
+    return [entry(table[name], name) for name in names]
 
 
 def did_you_mean(absent: Sequence[str], there: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from kbr.core.inputs import ArrayLike, as_tensor, check_positive, check_sizes
 from kbr.core.io import checkpoint
 from kbr.core.io.file_rows import FileRows
 from kbr.core.io.memory import tensor_bytes
-from kbr.core.units.sensors import Wanted
+from kbr.core.units.sensors import Sensors, Wanted
 from kbr.core.units.units import Units
 from kbr.training.callbacks.bar import EpochBar
 from kbr.training.callbacks.keeping import KeepBest
@@ -35,6 +35,7 @@ from kbr.training.encoders import Encoder, SoftArgmaxCNN, describe_encoder, know
 from kbr.training.lightning_run import train
 from kbr.training.modules.base import SequenceModule
 from kbr.training.resuming import LAST, Training, last_checkpoint, record_of, training_in
+from kbr.training.sensor_encoder import routed
 
 ENCODE_ROWS = 512  # frames encoded at once when filtering
 BEYOND = 4.0  # times the mean square of the largest training observation: larger is unlike any
@@ -43,6 +44,8 @@ BEYOND = 4.0  # times the mean square of the largest training observation: large
 @dataclass(kw_only=True, eq=False, repr=False)
 class TrainedFilter(BaseFilter):
     """A filter whose network is trained; `encoder(shape=...)` builds the network.
+
+    Where x has frames beside columns, that is the encoder of the frames: see `SensorEncoder`.
 
     epochs         full-batch steps at most;
     noise          augmentation, in standard deviations of the observations;
@@ -162,7 +165,7 @@ class TrainedFilter(BaseFilter):
         if progress:
             trainer["callbacks"] = [*trainer.get("callbacks", ()), EpochBar()]
             trainer["enable_progress_bar"] = False
-        self._check_taken(u, time_steps, sensors, units)
+        self._check_taken(x_train, u, time_steps, sensors, units)
         about = {"time": time, "circular": circular, "angle_unit": angle_unit, "units": units}
         about["sensors"] = sensors
         if self.takes_controls:
@@ -314,16 +317,20 @@ class TrainedFilter(BaseFilter):
     @property
     def _flags(self) -> int:
         """How many numbers at the end of what the network sees say which sensors are there."""
-        known = self._units
-        return 0 if known is None or known.sensors is None else len(known.sensors.names)
+        return 0 if self.known_sensors is None else len(self.known_sensors.names)
+
+    @property
+    def known_sensors(self) -> Sensors | None:
+        """Those of the training data; None where there are none, and before `fit`."""
+        return None if self._units is None else self._units.sensors
 
     def _seen(self, x: Tensor) -> Tensor:
         """Inner observations [... dx] as the network sees them; NaN where no sensor is there."""
         flags = self._flags
         if not flags or x.shape[-1] != self._shape[0] - flags:
             return x
-        assert self.units.sensors is not None
-        rows = self.units.sensors.filled(x)
+        assert self.known_sensors is not None
+        rows = self.known_sensors.filled(x)
         return torch.where(rows[..., -flags:].any(-1, keepdim=True), rows, torch.nan)
 
     def to(self, device: str | torch.device) -> Self:
@@ -390,6 +397,7 @@ class TrainedFilter(BaseFilter):
     def _build(self, shape: tuple[int, ...], dz: int, seed: int) -> SequenceModule:
         names = (one.name for one in fields(self) if one.name not in self.not_of_network)
         settings = {name: getattr(self, name) for name in names}
+        settings["encoder"] = routed(self.encoder, self.known_sensors)
         if self.takes_controls:
             settings["controls"] = self._controls
         if self._flags:

@@ -76,7 +76,12 @@ class SequenceModule(lightning.LightningModule):
             self.fit_scales(x, z)
 
     def fit_scales(self, x: Float[Tensor, "n ..."] | FileRows, z: Float[Tensor, "n dz"]) -> None:
-        """Means, scales and bandwidths of the training data; a scale of zero becomes one."""
+        """Means, scales and bandwidths of the training data; a scale of zero becomes one.
+
+        An encoder that takes the parts of sensors sees their units as they are, and flags 0 or 1.
+        """
+        if getattr(self.encoder, "takes_parts", False):
+            return
         mean, scale = input_scaling(x)
         self.x_mean.copy_(mean)
         self.x_scale.copy_(or_one(scale))

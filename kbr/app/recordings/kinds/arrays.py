@@ -53,6 +53,12 @@ def read_arrays(source: "Source", folder: Path) -> Columns:
 def array_columns(
     source: "Source", kind: str, path: Path, names: list[str], get: Callable[[str], np.ndarray]
 ) -> Columns:
+    if source.parts and all(name in names for name in source.parts):  # each an array of its own
+        if source.needs_z and "z" not in names:
+            raise KbrError(f"{path} has no array 'z'; it has {', '.join(names)}. Add z [T, dz].")
+        return Columns(
+            kind=kind, path=path, names=tuple(names), get=get, x=tuple(source.parts), z="z"
+        )
     alone = not source.needs_z and len(names) == 1  # a new recording: no doubt what it holds
     x = names[0] if alone else "x"
     for key in (x, "z") if source.needs_z else (x,):

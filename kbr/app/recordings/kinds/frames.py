@@ -33,16 +33,16 @@ def read_frames(source: "Source", states: Path) -> Columns:
     table.check([source.file], "data.file")
 
     def column(name: str) -> Any:
-        return _frames(source, table) if name == source.file else table.get(name)
+        return frame_column(source, table, name) if name == source.file else table.get(name)
 
     return replace(table, kind="frames", get=column, x=source.file, z=columns)
 
 
-def _frames(source: "Source", table: Columns) -> np.ndarray:
-    """Frames [T, c, h, w], grey or RGB; a row without a file name is a missing frame."""
-    files, folder = table.get(source.file), table.path.parent
+def frame_column(source: "Source", table: Columns, name: str) -> np.ndarray:
+    """Frames [T, c, h, w], grey or RGB, that a column names; a row without a name has none."""
+    files, folder = table.get(name), table.path.parent
     resize = checked_size(source.resize)
-    paths = [inside(folder, name, table.place(k)) if name else None for k, name in enumerate(files)]
+    paths = [inside(folder, file, table.place(k)) if file else None for k, file in enumerate(files)]
     frames: list[np.ndarray | None] = []
     first: np.ndarray | None = None
     for row, path in enumerate(paths):

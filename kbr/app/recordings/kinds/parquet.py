@@ -49,7 +49,7 @@ def read_parquet(source: "Source", path: Path) -> Columns:
         path=path,
         names=tuple(map(source.renamed, names)),
         get=lambda name: column(renamed[name]),
-        x=tuple(source.x or ()),
+        x=tuple(source.x or source.parts or ()),
         z=tuple(source.z or ()),
         lines=range(1, rows + 1),
     )

@@ -25,7 +25,7 @@ def read_csv(source: "Source", path: Path) -> Columns:
 
 def chosen(source: "Source", table: Columns) -> Columns:
     """The table, once its columns of x and z are named."""
-    for key, names in (("x", source.x), ("z", source.z)):
+    for key, names in (("x", table.x), ("z", source.z)):
         if not names and (key == "x" or source.needs_z):
             raise KbrError(
                 f"say which columns of {table.path} are {key}: data.{key}=[...]. {table.there()}"
@@ -75,7 +75,7 @@ def read_table(path: Path, source: "Source") -> Columns:
         path=path,
         names=tuple(names),
         get=cells,
-        x=tuple(source.x or ()),
+        x=tuple(source.x or source.parts or ()),
         z=tuple(source.z or ()),
         lines=[line for _, line in rows],
         decimal=source.decimal,

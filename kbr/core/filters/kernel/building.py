@@ -46,8 +46,9 @@ from kbr.core.filters.kernel.settings import Settings, is_free
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.sequences import Sequences
 from kbr.core.kernels import Gaussian, Kernel, Linear, median_distance
+from kbr.core.products import has_profile, product_of
 from kbr.core.rules import Rule
-from kbr.core.units.sensors import Sensors
+from kbr.core.units.sensors import Sensors, Set
 
 FULL_RANK = 0.45  # above this share of n, features of x cost more than the active set
 ROUGH_RANK = 64  # leading features of full-rank kernels, enough to choose bandwidth and ridge
@@ -152,9 +153,11 @@ class Builder:
         then lose what does not change a choice.
         """
         if self.sensors is not None:
-            alone, widths = self._of_one_sensor(x)
-            build = partial(alone.update, scale=scale, tolerance=tolerance, lam=lam, rough=rough)
-            return SensorUpdate(self.sensors, x, widths, build)
+
+            def build(rows: Tensor, some: Set) -> Update:
+                return self._of_set(some).update(rows, scale, tolerance, lam=lam, rough=rough)
+
+            return SensorUpdate(self.sensors, x, self._widths(x), build)
         n, engine = x.shape[-2], self.settings.engine
         limit = int(n * FULL_RANK)
         chosen = self.observation_map(scale, tolerance)
@@ -188,22 +191,41 @@ class Builder:
         pays = update.pivots.shape[-2] < COMPRESSED_SHARE * n
         return update if pays or engine == "compressed" else LowRank(features)
 
-    def _of_one_sensor(self, x: Observed) -> tuple["Builder", Float[Tensor, "dx"]]:
-        """The builder for columns that are divided by these widths."""
+    def _widths(self, x: Observed) -> Float[Tensor, "dx"]:
+        """What the columns of sensors are divided by, so that one bandwidth suits all."""
         assert self.sensors is not None
-        widths, one = torch.ones_like(x[0]), None
+        widths = torch.ones_like(x[0])
         if self.medians[0] is not None:
             for k, columns in enumerate(self.sensors.columns):
                 widths[list(columns)] = self.medians[0][k] * self.sensors.scales[k]
-            one = torch.ones_like(widths[0])
-        return replace(self, sensors=None, medians=(one, *self.medians[1:])), widths
+        return widths
+
+    def _of_set(self, some: Set) -> "Builder":
+        """The builder for the columns of these sensors, divided by their widths."""
+        assert self.sensors is not None
+        median, settings = self.medians[0], self.settings
+        own, kernel = settings.sensor_kernels or {}, self.rule.kernel_x
+        kernels = [own.get(self.sensors.names[k], kernel) for k in some]
+        parts = [one for one in kernels if has_profile(one)]
+        if len(parts) == len(some):
+            kernel = product_of(parts, [len(self.sensors.columns[k]) for k in some])
+        rule = replace(self.rule, kernel_x=kernel)
+        return replace(
+            self,
+            settings=replace(settings, rule=rule, sensor_kernels=None),
+            sensors=None,
+            medians=(None if median is None else torch.ones_like(median[0]), *self.medians[1:]),
+        )
 
     def is_local(self, kernel: Kernel, x: Observed) -> bool:
         """Whether the update is taken on few points at a time."""
         if self.sensors is not None:
-            alone, widths = self._of_one_sensor(x)
-            rows = x[self.sensors.present(x).all(-1)]  # those that have all sensors
-            return len(rows) > 0 and alone.is_local(kernel, rows / widths)
+            every = tuple(range(len(self.sensors.names)))
+            alone, order = self._of_set(every), self.sensors.of(every)
+            rows = (x / self._widths(x))[self.sensors.present(x).all(-1)]  # with all sensors
+            whole = alone.rule.kernel_x
+            assert isinstance(whole, Kernel)
+            return len(rows) > 0 and alone.is_local(whole, rows[:, order])
         if self.settings.engine != "auto":
             return self.settings.engine == "local"
         return x.shape[-2] > MEDIUM and self.rule.SPARSE and is_high_rank(kernel.fit(x), x)

@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap, Features, pivot_triangle, take_rows
 from kbr.core.kernels import Kernel
 from kbr.core.linalg import pivoted_cholesky
@@ -80,6 +81,17 @@ class Growing(Protocol):
     def grown(self, x: Points, *, lam: float) -> Update:
         """The same update with these too, after the others, for ridges of `lam` and more."""
         ...
+
+
+def with_more(update: Update, x: Points, lam: float) -> Update:
+    """The update with more training observations, where it takes them."""
+    if not isinstance(update, Growing):
+        raise KbrError(
+            f"the update {type(update).__name__} of an engine of your own cannot take more rows. "
+            "Give it a method grown(x, lam) that returns it with these observations too, or call "
+            "fit with all rows."
+        )
+    return update.grown(x, lam=lam)
 
 
 @dataclass(frozen=True, eq=False)

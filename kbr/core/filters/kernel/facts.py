@@ -22,6 +22,7 @@ from kbr.core.per_coordinate import PerCoordinate
 from kbr.core.showing.summary import Bandwidth, Setting, numbers
 from kbr.core.units.columns import numbered
 from kbr.core.units.scaling import Scaling
+from kbr.core.units.units import Units
 
 Grid = tuple[str, Bounds | None]  # where a value is from, and between which bounds
 Grids = dict[str, Grid]
@@ -144,8 +145,10 @@ def _details(fitted: Fitted) -> dict[str, str]:
     if data.rates:
         found["velocity"] = "differences of z beside z"
     if data.sensors is not None:
+        own = fitted.settings.sensor_kernels or {}
+        kinds = {name: f"{type(kernel).__name__}, " for name, kernel in own.items()}
         each = zip(data.sensors.names, data.sensors.scales, strict=True)
-        named = ", ".join(f"{name} (bandwidth x {scale:g})" for name, scale in each)
+        named = ", ".join(f"{name} ({kinds.get(name, '')}bandwidth x {s:g})" for name, s in each)
         found["sensors"] = f"{named}; joined by {data.sensors.fusion}"
     return found
 
@@ -155,7 +158,7 @@ def _bandwidths(fitted: Fitted) -> Iterator[Bandwidth]:
     units, update, operators = fitted.units, fitted.operators.update, fitted.operators
     kernel_z = fitted.latents.kernel if isinstance(fitted.latents, Features) else None
     sides = [
-        ("x", _widths_x(fitted, update), units.x, units.x_names),
+        ("x", _widths_x(fitted, update), units.x, _labels(units)),
         ("z", _widths(kernel_z), units.z, units.z_names),
     ]
     if isinstance(operators, LearnedOperators) and operators.lift is not None and units.u:
@@ -169,9 +172,25 @@ def _bandwidths(fitted: Fitted) -> Iterator[Bandwidth]:
 
 def _widths_x(fitted: Fitted, update: Update) -> Tensor | None:
     if isinstance(update, SensorUpdate):
-        return update.widths * fitted.data.choice.scale_x
+        settings, widths = fitted.settings, update.widths * fitted.data.choice.scale_x
+        for name, kernel in (settings.sensor_kernels or {}).items():
+            k = update.sensors.names.index(name)
+            widths[list(update.sensors.columns[k])] *= kernel.scale
+        return widths
     of = update.features if isinstance(update, LowRank) else update
     return _widths(getattr(of, "kernel", None))
+
+
+def _labels(units: Units) -> tuple[str, ...] | None:
+    """Names of the columns of x; of frames, of the first pixel of each channel alone."""
+    if units.layout is None:
+        return units.x_names
+    called = list(units.layout.columns)
+    for name, span in units.layout.spans.items():
+        first = [at.start for at in units.layout.channels if at.start in span]
+        for k, at in enumerate(first):
+            called[at] = name if len(first) == 1 else f"{name}_{k + 1}"
+    return tuple(called)
 
 
 def _widths(kernel: object) -> Tensor | None:
@@ -200,6 +219,8 @@ def _in_units(
     count = len(scaling.circular) or len(scale)
     called = names or numbered(letter, count)
     for k, name in enumerate(called):
+        if not name:
+            continue
         mark, at = bool(scaling.circular) and scaling.circular[k], k + sum(scaling.circular[:k])
         value = float(scale[at] * widths[at if len(widths) > 1 else 0])
         yield name, value * scaling.turn / (2 * math.pi) if mark else value

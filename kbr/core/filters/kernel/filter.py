@@ -25,6 +25,7 @@ from kbr.core.filters.kernel.novelty import Reach
 from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.filters.kernel.partial import GrowingFilter, check_belief
 from kbr.core.filters.kernel.search import Choice, Progress, Space
+from kbr.core.filters.kernel.sensors import check_named
 from kbr.core.filters.kernel.settings import AUTO
 from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.filters.kernel.storage import Compression, FittedData
@@ -143,6 +144,7 @@ class KernelBayesFilter(GrowingFilter):
         return self._choose(data, scored=True)
 
     def _choose(self, data: TrainingData, **options: Any) -> Choice:
+        check_named(data.sensors, self.sensor_kernels or ())
         if isinstance(self.rule.ratio, TransitionRatio):
             if data.controls:
                 raise KbrError("TransitionRatio knows its dynamics, without controls: leave u out.")

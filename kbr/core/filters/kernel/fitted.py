@@ -58,7 +58,7 @@ class Fitted:
         cut = validation_start(n) if n >= MINIMUM_STEPS else n
         reach: Reach | SensorReach
         if data.sensors is not None:
-            reach = SensorReach.of(data.sensors, x, cut)
+            reach = SensorReach.of(data.sensors, x, cut).joined(more)
         else:
             reach = reach_of(x, x[..., cut:, :], cut).joined(more)
             reach = reach if data.reach is None else replace(reach, limit=data.reach)

@@ -11,12 +11,11 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.features import Features
-from kbr.core.filters.kernel.engine import ActiveSet, Growing, LowRank, Update
+from kbr.core.filters.kernel.engine import ActiveSet, LowRank, with_more
 from kbr.core.filters.kernel.known_transition import KnownOperators
 from kbr.core.filters.kernel.large import LARGE, is_large, latent_table
 from kbr.core.filters.kernel.local import LocalOperators, local_note
@@ -26,6 +25,7 @@ from kbr.core.filters.kernel.operators import (
     learned_operators,
     transition_pairs,
 )
+from kbr.core.filters.kernel.sensors import SensorOperators
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storage import FittedData
 from kbr.core.filters.sequences import lengths_outside
@@ -47,7 +47,7 @@ def grown(
     """
     n, z = operators.n, data.z
     _check_size(operators, z.shape[-2])
-    update = _grown(operators.update, data.observed[..., n:, :], float(data.choice.lam.min()))
+    update = with_more(operators.update, data.observed[..., n:, :], float(data.choice.lam.min()))
     if isinstance(operators, KnownOperators):
         return KnownOperators.of(operators.rule, update, z), None
     assert isinstance(operators, LearnedOperators)
@@ -84,17 +84,9 @@ def grown(
     made, latents = replace(made, notes=notes), replace(latents, train=phi)
     if isinstance(operators, LocalOperators):
         made = LocalOperators.of(made, latents)
+    if isinstance(operators, SensorOperators):
+        made = SensorOperators(**vars(made))
     return made, latents
-
-
-def _grown(update: Update, x: Float[Tensor, "*b m dx"], lam: float) -> Update:
-    if not isinstance(update, Growing):
-        raise KbrError(
-            f"the update {type(update).__name__} of an engine of your own cannot take more rows. "
-            "Give it a method grown(x, lam) that returns it with these observations too, or call "
-            "fit with all rows."
-        )
-    return update.grown(x, lam=lam)
 
 
 def _check_size(operators: Operators, n: int) -> None:

@@ -37,7 +37,8 @@ def with_rows(
             f"this filter holds {batch.numel()} data sets: pass z {[*batch, 'T', 'dz']}, and x "
             "like it, rows for each of them."
         )
-    goes_on = continues and _has_first_row(x) and _has_first_row(z)
+    kept = units.sensors is not None or _has_first_row(x)  # a row without some sensors counts
+    goes_on = continues and kept and _has_first_row(z)
     timed = units.u is not None and units.u.time
     if goes_on:
         _check_last_row(data, timed=timed)

@@ -63,11 +63,6 @@ class GrowingFilter(SavedFilter):
                 "a compressed filter has no longer the pairs that new ones would join. Call "
                 "partial_fit on the filter that it came from, and compress again."
             )
-        if fitted.data.sensors is not None:
-            raise KbrError(
-                "partial_fit takes filters of whole rows; this one has sensors that may be absent. "
-                "Call fit with all rows."
-            )
         data = with_rows(fitted, x, z, u=u, time=time, continues=continues)
         grown = fitted.grown(data)
         warn_of_unlike(grown, fitted)

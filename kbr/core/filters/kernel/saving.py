@@ -4,7 +4,7 @@ A description of settings can only name classes that kbr knows, and imported one
 kbr's Kernel, Rule, FilterRatio and Engine: a file never chooses what is imported or run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -107,8 +107,8 @@ class SavedFilter(Settings, TrainableFilter):
             )
         if "standardize" not in settings:  # a file from before filters standardised by themselves
             settings = {**settings, "standardize": False}
-        before = {"history": 1, "velocity": False, "fusion": AUTO}  # what files had not yet
-        settings = before | settings
+        before = {"history": 1, "velocity": False, "fusion": AUTO, "sensor_kernels": None}
+        settings = before | settings  # what files had not yet
         if set(settings) != set(SETTINGS):
             raise KbrError(f"a filter has the settings {SETTINGS}; the file has {list(settings)}.")
         try:
@@ -145,6 +145,8 @@ def describe(value: object) -> Any:
     if is_dataclass(value) and _known().get(type(value).__name__) is type(value):
         settings = {item.name: describe(getattr(value, item.name)) for item in fields(value)}
         return {"type": type(value).__name__, "settings": settings}
+    if isinstance(value, Mapping):
+        return {"entries": {str(name): describe(item) for name, item in value.items()}}
     if isinstance(value, Sequence):
         return [describe(item) for item in value]
     raise KbrError(
@@ -160,6 +162,8 @@ def build(described: Any) -> Any:
         return tuple(build(item) for item in described)
     if not isinstance(described, dict):
         return described
+    if isinstance(entries := described.get("entries"), dict):
+        return {str(name): build(item) for name, item in entries.items()}
     name, settings = described.get("type"), described.get("settings")
     cls = _known().get(name) if isinstance(name, str) else None
     if cls is None or not isinstance(settings, dict):

@@ -2,11 +2,10 @@
 
 Each set of sensors has an update of its own, on the training rows that have all of them. What is
 absent at random says nothing about the latent, so these rows are a sample of the same latents, and
-the rule applies to them as to any: with the kernel of the columns that are there, which for
-Gaussian kernels is the product of the sensors' own.
+the rule applies to them as to any: with the product of the kernels of the sensors that are there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -15,7 +14,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel.engine import Coordinates, Flags, Points, Query, Ridge, Update, Weights
+from kbr.core.filters.kernel.engine import (
+    Coordinates,
+    Flags,
+    Points,
+    Query,
+    Ridge,
+    Update,
+    Weights,
+    with_more,
+)
 from kbr.core.filters.kernel.novelty import Reach, reach_of
 from kbr.core.filters.kernel.operators import LearnedOperators
 from kbr.core.filters.kernel.step import Told
@@ -35,13 +43,15 @@ Part = tuple[Int[Tensor, "m"], Update]  # training rows, and the update on them
 class SensorUpdate:
     """Updates on the columns and rows of the sensors that are there, made when first needed.
 
-    `widths` are what columns are divided by; `build` makes the update on complete rows.
+    `widths` are what columns are divided by; `build` makes the update of a set on complete rows.
     """
 
     sensors: Sensors
     x: Float[Tensor, "n dx"]
     widths: Float[Tensor, "dx"]
-    build: Callable[[Tensor], Update]
+    build: Callable[[Tensor, Set], Update]
+    first: int | None = None  # rows of the fit, where others were added later, and
+    lam: float = 0.0  # the least ridge
     there: Bool[Tensor, "n g"] = field(init=False)
     parts: dict[Set, Part] = field(init=False, default_factory=dict)
     name: ClassVar[str] = "sensors"
@@ -63,8 +73,18 @@ class SensorUpdate:
             if len(self.parts) >= KEPT:
                 del self.parts[next(iter(self.parts))]
             rows = self.rows(some)
-            self.parts[some] = (rows, self.build(self._columns(self.x[rows], some)))
+            count = len(rows) if self.first is None else int((rows < self.first).sum())
+            count = count if count >= FEWEST else len(rows)  # features that stay, or of all
+            seen = self._columns(self.x[rows], some)
+            update = self.build(seen[:count], some)
+            if count < len(rows):
+                update = with_more(update, seen[count:], self.lam)
+            self.parts[some] = (rows, update)
         return self.parts[some]
+
+    def grown(self, x: Points, *, lam: float) -> "SensorUpdate":
+        n, rows = len(self.x), torch.cat([self.x, x.to(self.x)])
+        return SensorUpdate(self.sensors, rows, self.widths, self.build, self.first or n, lam)
 
     def part_weights(
         self, rule: Rule, ratio: Weights, query: Query, lam: Ridge, some: Set
@@ -164,6 +184,15 @@ class SensorReach:
             parts.append(reach_of(rows, rows[count:], count) if len(rows) else None)
         return cls(sensors, tuple(parts))
 
+    def joined(self, x: Float[Tensor, "n dx"]) -> "SensorReach":
+        """With training rows that were added later: see `Reach.joined`."""
+        there = self.sensors.present(x)
+        parts = [
+            reach and reach.joined(x[there[:, k]][:, list(columns)])
+            for k, (reach, columns) in enumerate(zip(self.parts, self.sensors.columns, strict=True))
+        ]
+        return SensorReach(self.sensors, tuple(parts))
+
     def __call__(self, x: Float[Tensor, "*s dx"]) -> Float[Tensor, "*s dx"]:
         """The rows with NaN in the place of every sensor that is absent or unlike its training."""
         rows = x.reshape(-1, x.shape[-1])
@@ -201,3 +230,15 @@ def check_sensors(sensors: Sensors, x: Float[Tensor, "n dx"]) -> tuple[str, ...]
             "has a sensor if none of its columns is missing: correct sensors, or add data."
         )
     return (f"not used, for want of training rows: {', '.join(rare)}",) if rare else ()
+
+
+def check_named(sensors: Sensors | None, named: Iterable[str]) -> None:
+    """An error where kernels are given to sensors that are not there."""
+    there = () if sensors is None else sensors.names
+    unknown = [name for name in named if name not in there]
+    if unknown:
+        known = ", ".join(there) or "none: pass sensors=... to fit"
+        raise KbrError(
+            f"sensor_kernels names {', '.join(map(repr, unknown))}, which is no sensor; there are "
+            f"{known}. Correct sensor_kernels."
+        )

@@ -1,6 +1,6 @@
 """The settings of a kernel Bayes filter: what a user may choose, and what is searched otherwise."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -12,6 +12,7 @@ from kbr.core.filters.kernel.operators import FilterRatio
 from kbr.core.filters.kernel.search import GAIN, MANY, START, Space
 from kbr.core.inputs import check_positive
 from kbr.core.kernels import Kernel, Linear
+from kbr.core.products import has_profile
 from kbr.core.ratios import KuLSIF
 from kbr.core.rules import ImportanceWeightedRule, Rule
 from kbr.core.units.sensors import FUSIONS
@@ -29,7 +30,8 @@ class Settings:
     velocity   whether latents have their differences from row to row beside them; "auto": if that
                pays. By the error on the end of the training sequence, both: see `lifting.best`;
     fusion     of sensors that a row has: "product", together; "sequence", one after the other, as
-               if independent given z; "auto": by the same error.
+               if independent given z; "auto": by the same error;
+    sensor_kernels   by the names of sensors, in the place of the rule's kernel_x.
     """
 
     rule: Rule = field(default_factory=ImportanceWeightedRule)
@@ -44,6 +46,7 @@ class Settings:
     history: int | str = 1
     velocity: bool | str = False
     fusion: str = AUTO
+    sensor_kernels: Mapping[str, Kernel] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule.ratio, KuLSIF | TransitionRatio | FilterRatio):
@@ -70,6 +73,7 @@ class Settings:
             raise KbrError(f"velocity must be True, False or 'auto'; got {self.velocity!r}.")
         if self.velocity and isinstance(self.rule.ratio, TransitionRatio):
             raise KbrError("TransitionRatio knows the dynamics of z itself: leave out velocity.")
+        self._check_sensor_kernels()
         for name in ("eta", "lam_transition"):
             if getattr(self, name) is not None:
                 check_positive(getattr(self, name), name=name)
@@ -80,6 +84,24 @@ class Settings:
                     raise KbrError(f"{name} must hold at least one value; got none.")
                 for value in grid:
                     check_positive(value, name=name)
+
+    def _check_sensor_kernels(self) -> None:
+        if self.sensor_kernels is None:
+            return
+        if not isinstance(self.sensor_kernels, Mapping) or not self.sensor_kernels:
+            raise KbrError(
+                "sensor_kernels must name the kernel of each sensor, {'imu': Laplace(), ...}; got "
+                f"{self.sensor_kernels!r}."
+            )
+        object.__setattr__(self, "sensor_kernels", dict(self.sensor_kernels))
+        named = {f"sensor_kernels[{name!r}]": k for name, k in self.sensor_kernels.items()}
+        for name, kernel in {**named, "rule.kernel_x": self.rule.kernel_x}.items():
+            if not has_profile(kernel):
+                raise KbrError(
+                    "where sensors have kernels of their own, each must be one of distances, and "
+                    "without a bandwidth, which is chosen: Gaussian(), Laplace(), Matern32() or "
+                    f"Matern52(), with scale=... for a wider one. {name} is {kernel!r}."
+                )
 
     @property
     def values(self) -> dict[str, Any]:
