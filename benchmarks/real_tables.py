@@ -4,8 +4,9 @@
     python benchmarks/real_tables.py outputs/real
 
 Rows of summary.csv go into docs/results/real.csv in the place of those of the same data and model,
-pictures become docs/results/real_<data>.png, and every table of the page that stands between
-`<!-- table: <data> -->` and `<!-- end -->` is written anew. What a sweep of a part lacks stays.
+pictures of the reference become docs/results/real_<data>.png, and every table of the page that
+stands between `<!-- table: <data> -->` and `<!-- end -->` is written anew. What a sweep of a part
+lacks stays.
 """
 
 import argparse
@@ -77,8 +78,9 @@ def joined(old: Sequence[Row], new: Sequence[Row], models: Sequence[str]) -> lis
 
 def main(sweep: Path, docs: Path = DOCS) -> None:
     kept = docs / "results" / "real.csv"
-    models = load(CONFIG.open(), Loader=SafeLoader)["figure"]["models"]
-    rows = joined(read(kept) if kept.is_file() else [], read(sweep / "summary.csv"), models)
+    figure = load(CONFIG.open(), Loader=SafeLoader)["figure"]
+    new = read(sweep / "summary.csv")
+    rows = joined(read(kept) if kept.is_file() else [], new, figure["models"])
     with kept.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -86,7 +88,7 @@ def main(sweep: Path, docs: Path = DOCS) -> None:
     page = docs / "real_data.md"
     page.write_text(fill(page.read_text(), rows))
     for comparison in report_of(collect([sweep])).comparisons:
-        if comparison.story is not None:
+        if comparison.story is not None and figure["reference"] in comparison.models:
             shutil.copyfile(comparison.story, docs / "results" / f"real_{comparison.data}.png")
 
 
