@@ -121,11 +121,10 @@ def _path(path: Path, scene: Scene, places: dict[str, np.ndarray], what: str, na
     some = np.unique(np.linspace(0, len(scene.mean) - 1, ELLIPSES).round().astype(int))
     missed = np.linalg.norm(scene.mean - scene.truth, axis=1).mean()
     with picture(path, figsize=(5.4, 5.2)) as (figure, [[axis]]):
-        axes = ellipse_axes(scene.cov[some])  # of two standard deviations
+        axes = ellipse_axes(scene.cov[some], CIRCLE_90)
         for centre, width, height, angle in zip(scene.mean[some], *axes, strict=True):
-            size = (width * CIRCLE_90 / 2, height * CIRCLE_90 / 2)
             look: Any = {"facecolor": f"{ESTIMATE}1c", "edgecolor": f"{ESTIMATE}90", "lw": 0.7}
-            axis.add_patch(Ellipse(centre, *size, angle=angle, **look))
+            axis.add_patch(Ellipse(centre, width, height, angle=angle, **look))
         axis.plot(*scene.truth.T, color=TRUTH, lw=1, ls="--", label="truth")
         axis.plot(*scene.mean.T, color=ESTIMATE, lw=1.1, label="filter, 90 % ellipses")
         for number, (label, place) in enumerate(places.items()):
