@@ -39,7 +39,7 @@ LEAST, MOST = (
 )  # points of a solve; where the ratio singles out none, as at the start, MOST
 CELLS = 4096  # points above which cells of latents are looked at first
 CELL = 16  # latents in a cell
-FAR = 0.1  # of the floor: cells with less in their middle are left out
+FAR = 0.2  # of the floor: cells with less in their middle are left out
 GROUP = 2**20  # numbers in the Gram matrices that are solved at once: 8 MB, new at each step
 SHARE = 1e-5  # of the largest r_i k(x_i, x): points with less are left out
 
@@ -145,7 +145,7 @@ class LocalOperators(LearnedOperators):
     """Operators that look at the cells near the prediction.
 
     `near` has features of the cells' centres, `inside` those of the points of each: beside `phi`,
-    so that a step reads few and whole cells, in float32.
+    so that a step reads few and whole cells, both in float32.
     """
 
     cells: Cells
@@ -155,7 +155,7 @@ class LocalOperators(LearnedOperators):
     @classmethod
     def of(cls, operators: LearnedOperators, latents: Features) -> "LocalOperators":
         cells = Cells.of(operators.points)
-        near = latents(cells.centres).to(operators.phi)
+        near = latents(cells.centres).to(operators.phi.device, torch.float32)
         inside = operators.phi.float()[cells.rows]
         return cls(**vars(operators), cells=cells, near=near, inside=inside)
 
