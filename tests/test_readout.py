@@ -7,8 +7,11 @@ import torch
 
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.errors import KbrError
+from kbr.core.filters.kernel import held_out
+from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.filters.kernel.validation import held_out_block
 from kbr.core.units.units import Units
-from kbr.training import MLP, ReadoutFilter
+from kbr.training import MLP, LearnedFilter, ReadoutFilter
 from kbr.training.modules.readout import ReadoutModule
 
 ENCODER = partial(MLP, n_features=8, hidden=(32,))
@@ -105,3 +108,51 @@ def test_a_wrong_setting_is_named(settings):
 def test_units_are_kept(fitted):
     assert isinstance(fitted.units, Units)
     assert fitted.chosen["scale_x"] > 0
+
+
+@pytest.mark.parametrize("kind", [LearnedFilter, ReadoutFilter])
+def test_the_kernel_filter_is_tuned_on_sequences_the_network_has_not_seen(kind, monkeypatch):
+    """Of many sequences: those at the end, for both."""
+
+    class Tuning(Exception):
+        pass
+
+    def choose(self, data, **options):
+        raise Tuning(data)
+
+    monkeypatch.setattr(KernelBayesFilter, "_choose", choose)
+    generator = torch.Generator().manual_seed(1000)
+    z = Rotation().latents(350, generator, (6,))
+    filt = kind(encoder=ENCODER, epochs=2, val_every=2)
+    with pytest.raises(Tuning) as tuned:
+        filt.fit(list(seen(z, generator)), list(z), trainer=QUIET)
+    (data,) = tuned.value.args
+    cut = filt.held_out_from([350] * 6)
+    assert cut == 1750
+    assert held_out_block(data.lengths).start == cut
+    middle = z[-1].mean(0), data.z[cut:].mean(0)
+    scale = z.reshape(-1, 2).std(0)
+    torch.testing.assert_close(
+        data.z[cut:] - middle[1],
+        (z[-1] - middle[0]) * (data.z[cut:].std(0) / z[-1].std(0)),
+        rtol=1e-3,
+        atol=float(1e-3 * scale.max()),
+    )
+
+
+def test_smoothing_is_measured_where_filtering_was(tmp_path, monkeypatch):
+    """Features that have seen the first block: it is not held out, from a file neither."""
+    asked, own = [], held_out._held_out
+    data = Rotation().generate(n_train=90, n_test=1, seed=1000)
+    filt = KernelBayesFilter(scales=(1.0,), eta=1e-4, lams=(1e-3,)).fit(data.x_train, data.z_train)
+
+    def spy(fitted, *, first_too):
+        asked.append(first_too)
+        return own(fitted, first_too=first_too)
+
+    monkeypatch.setattr(held_out, "_held_out", spy)
+    for first_too in (True, False):
+        one = KernelBayesFilter.of(held_out.measured(filt.fitted, first_too=first_too))
+        one.save(tmp_path / "filter.ckpt")
+        assert KernelBayesFilter.load(tmp_path / "filter.ckpt").smoothing_calibration is not None
+    assert asked == [True, True, False, False]

@@ -10,16 +10,14 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.features import Identity, RandomFourier
-from kbr.core.filters.kernel.facts import grid_of, kernel_facts
+from kbr.core.filters.kernel.facts import Grids, grid_of
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.growing import goes_on
 from kbr.core.filters.kernel.held_out import measured
 from kbr.core.filters.kernel.more_rows import joined
 from kbr.core.filters.kernel.search import ETA_BOUNDS, SCALE_BOUNDS, Space
-from kbr.core.filters.training_data import TrainingData
 from kbr.core.inputs import check_positive, check_sizes
 from kbr.core.rules import ImportanceWeightedRule
-from kbr.core.units.scaling import Scaling
 from kbr.training.data import Observations
 from kbr.training.filters.on_features import FilterOnFeatures
 from kbr.training.filters.trained import TrainedFilter
@@ -88,7 +86,7 @@ class LearnedFilter(FilterOnFeatures):
         rule = ImportanceWeightedRule(kernel_x=Identity())
         etas = None if self.etas is None else tuple(self.etas)
         searched = KernelBayesFilter(rule=rule, etas=etas)
-        tuned = searched.learned(self._on_features(), space=self._space)
+        tuned = searched.learned(self._on(psi[0], z), space=self._space, in_order=True)
         choice = tuned.data.choice
         capped = self.scales is None
         self.val_mse = float(choice.val_mse)
@@ -115,22 +113,14 @@ class LearnedFilter(FilterOnFeatures):
             lam_bounds=LAM_BOUNDS if self.lams is None else None,
         )
 
-    def _facts(self) -> dict[str, Any]:
-        """Those of the network, and of the kernel filter on its features."""
-        own, space, fitted = super()._facts(), self._space, self.kernel_filter.fitted
-        grids = {
+    @property
+    def _grids(self) -> Grids:
+        space = self._space
+        return {
             "scale_z": grid_of(space.scales, space.scale_bounds),
             "lam": grid_of(space.lams, space.lam_bounds),
             "eta": grid_of(self.etas or (), None if self.etas else ETA_BOUNDS),
             "lam_transition": ("as eta", None),
-        }
-        facts = kernel_facts(fitted, grids, self.edges)
-        return {
-            **facts,
-            **{name: own[name] for name in ("observation", "val_mse")},
-            "method": f"{own['method']}, {facts['method']}",
-            "memory": own["memory"] + facts["memory"],
-            "details": {**own["details"], **facts["details"]},
         }
 
     def _build_filter(self) -> KernelBayesFilter:
@@ -142,14 +132,9 @@ class LearnedFilter(FilterOnFeatures):
             lam_transition=self.chosen["lam_transition"],
             scales=(self.chosen["scale"],),
         )
-        fitted = filt.learned(self._on_features())
+        fitted = filt.learned(self._on(self._psi, self._z), in_order=True)
         # The network has seen all but the validation block.
         return KernelBayesFilter.of(measured(fitted, first_too=False))
-
-    def _on_features(self) -> TrainingData:
-        """What the kernel filter is fitted to: features as they are, latents in their units."""
-        units = replace(self.units, x=Scaling.none(self._psi), x_names=None, sensors=None)
-        return TrainingData(self._psi, self._z, self._lengths, (self._psi.shape[-1],), units)
 
     def fitted_state(self) -> dict[str, Any]:
         state = {"psi": self._psi, "z": self._z, "lengths": self._lengths}
@@ -165,7 +150,7 @@ class LearnedFilter(FilterOnFeatures):
         self._lengths = state.get("lengths", [len(self._z)])
         self._filter, more = self._build_filter(), state.get("more")
         if more is not None:
-            fitted, about = self._filter.fitted, self._on_features()
+            fitted, about = self._filter.fitted, self._on(self._psi, self._z)
             rows = replace(about, x=more["psi"], z=more["z"], lengths=more["lengths"])
             grown = fitted.grown(joined(fitted.data, rows, more["goes_on"]))
             self._filter = KernelBayesFilter.of(grown)

@@ -1,17 +1,23 @@
 """Trained filters that end in a kernel Bayes filter, on what a network makes of observations."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult
+from kbr.core.filters.kernel.facts import Grids, kernel_facts
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.more_rows import recorded
+from kbr.core.filters.kernel.validation import held_out_block
+from kbr.core.filters.training_data import TrainingData
 from kbr.core.io.file_rows import FileRows
 from kbr.core.uncertainty.calibration import Calibration
+from kbr.core.units.scaling import Scaling
 from kbr.training.filters.trained import TrainedFilter
 
 
@@ -22,6 +28,33 @@ class FilterOnFeatures(TrainedFilter):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._filter: KernelBayesFilter | None = None
+
+    def held_out_from(self, lengths: Sequence[int]) -> int:
+        """As the kernel filter holds rows out: of many sequences, whole ones at the end."""
+        return held_out_block(lengths).start
+
+    @property
+    def _grids(self) -> Grids | None:
+        """Where settings of the kernel filter come from; None: as its own settings say."""
+        return None
+
+    def _facts(self) -> dict[str, Any]:
+        """Those of the network, and of the kernel filter on its features."""
+        own = super()._facts()
+        facts = kernel_facts(self.kernel_filter.fitted, self._grids, self.edges)
+        return {
+            **facts,
+            **{name: own[name] for name in ("observation", "val_mse")},
+            "method": f"{own['method']}, {facts['method']}",
+            "memory": own["memory"] + facts["memory"],
+            "details": {**own["details"], **facts["details"]},
+        }
+
+    def _on(self, rows: Float[Tensor, "n d"], z: Float[Tensor, "n dz"]) -> TrainingData:
+        """What the kernel filter is fitted to: these rows as they are, latents in their units."""
+        bare: dict[str, Any] = {"x_names": None, "sensors": None, "layout": None}
+        units = replace(self.units, x=Scaling.none(rows), **bare)
+        return TrainingData(rows, z, self._lengths, (rows.shape[-1],), units)
 
     def partial_fit(
         self, x: Any, z: Any, *, time: Any = None, continues: bool = False, **about: Any

@@ -1,7 +1,7 @@
 """The kernel Bayes filter on what a trained network tells of the latent, frame by frame."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,11 +11,8 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.held_out import measured
-from kbr.core.filters.kernel.validation import held_out_block
-from kbr.core.filters.training_data import TrainingData
 from kbr.core.inputs import check_positive, check_sizes
 from kbr.core.linalg import ridge_cholesky
-from kbr.core.units.scaling import Scaling
 from kbr.training.data import Observations
 from kbr.training.filters.on_features import FilterOnFeatures
 from kbr.training.filters.trained import TrainedFilter
@@ -80,9 +77,6 @@ class ReadoutFilter(FilterOnFeatures):
         kinds = {"history": self.history, "velocity": self.velocity, "engine": self.engine}
         return KernelBayesFilter(standardize=False, **kinds)  # type: ignore[arg-type]
 
-    def held_out_from(self, lengths: Sequence[int]) -> int:
-        return held_out_block(lengths).start
-
     def finish(self, module: SequenceModule, x: Observations, z: Tensor, *u: Tensor) -> None:
         psi, cut = self.encode(x)[0][0], self.held_out_from(self._lengths)
         assert isinstance(module, ReadoutModule)
@@ -95,17 +89,13 @@ class ReadoutFilter(FilterOnFeatures):
         told = torch.cat([truth[:cut] + old * stretch.clamp_min(1.0), told[cut:]])
         second = new.mT @ new / len(new)
         self._whitening = ridge_cholesky(second, ridge=LEAST, name="errors of the readout")
-        kernel, data = self._kernel_filter(), self._on_readout(self._white(told), z)
-        fitted = kernel.learned(kernel._lifted(data))
+        kernel, data = self._kernel_filter(), self._on(self._white(told), z)
+        fitted = kernel.learned(kernel._lifted(data), in_order=True)
         self._filter = KernelBayesFilter.of(measured(fitted, first_too=False))
         choice = self._filter.choice
         self.val_mse, self.edges = float(choice.val_mse), choice.edges
         names = ("lam", "eta", "lam_transition", "scale_x", "scale_z", "floor")
         self.chosen = {name: float(getattr(choice, name)) for name in names}
-
-    def _on_readout(self, rows: Float[Tensor, "n dz"], z: Float[Tensor, "n dz"]) -> TrainingData:
-        units = replace(self.units, x=Scaling.none(rows), x_names=None, sensors=None)
-        return TrainingData(rows, z, self._lengths, (rows.shape[-1],), units)
 
     def _white(self, told: Tensor) -> Tensor:
         """Math: L^-1 y."""

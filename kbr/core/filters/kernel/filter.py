@@ -125,12 +125,21 @@ class KernelBayesFilter(GrowingFilter):
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         self._fitted = measured(self.learned(data, progress=progress))
 
-    def learned(self, data: TrainingData, *, space: Space | None = None, **options: Any) -> Fitted:
+    def learned(
+        self,
+        data: TrainingData,
+        *,
+        space: Space | None = None,
+        in_order: bool = False,
+        **options: Any,
+    ) -> Fitted:
         """What is fitted to these data, covariances not measured yet.
 
         In another search `space`, and with other `options` of `choose`, for callers that want that.
+        Of many sequences, some from all over are held out; those at the end with `in_order`, where
+        x are features that were learned without these.
         """
-        if data.z.shape[-2] > MEDIUM and held_sequences(data.lengths):
+        if not in_order and data.z.shape[-2] > MEDIUM and held_sequences(data.lengths):
             order, lengths = held_last(data.lengths)
             rows = torch.tensor(order, device=data.z.device)
             x, z = (part.index_select(-2, rows) for part in (data.x, data.z))

@@ -67,17 +67,16 @@ def measured(
     for block, operators, pieces in _held_out(fitted.founding, first_too=first_too):
         mend = None if correct is None else correct(block)
         rows.append(filter_rows(operators, lam, pieces, mend, fitted.data.history))
-    return fitted.changed(calibration=calibrated_rows(fitted.units.z, rows)) if rows else fitted
+    if not rows:
+        return fitted
+    return fitted.changed(calibration=calibrated_rows(fitted.units.z, rows), known=not first_too)
 
 
 def smoothing_measured(fitted: Fitted) -> Fitted:
     """The same for smoothed beliefs; what is known already stays."""
     if fitted.data.smoothing is not None or fitted.n < MINIMUM_STEPS:
         return fitted
-    first = fitted.founding
-    known, choice = fitted.data.calibration, fitted.data.choice
-    # Held-out steps of more than one block: the first one was fit to be held out too.
-    both = known is not None and max(known.counts) > len(validation_block(first.n))
+    first, choice, both = fitted.founding, fitted.data.choice, not fitted.data.known
     local = isinstance(first.operators.update, Local)  # each block has gaps of a length of its own
     rows = [
         smoother_rows(

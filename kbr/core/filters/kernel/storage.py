@@ -49,6 +49,7 @@ class FittedData(Sequences):
     reach: Float[Tensor, "*b"] | None = None  # of novelty.Reach; None: from the observations
     units: Units | None = None  # None: numbers as they are
     basis: int | None = None  # features are made from so many rows, the first; None: from all
+    known: bool = False  # whether x were learned from all rows but the held-out block
 
     @property
     def founding(self) -> "FittedData":
@@ -102,6 +103,7 @@ def pack(data: FittedData) -> dict[str, Any]:
         "reach": data.reach,
         "units": data.units and data.units.record(),
         "basis": data.basis,
+        "known": data.known or None,
     }
     return content | {name: value for name, value in optional.items() if value is not None}
 
@@ -166,6 +168,7 @@ def unpack(content: object) -> FittedData:
             controls=controls,
             sensors=sensors,
             basis=basis,
+            known=content.get("known") is True,
         )
     except KbrError:
         raise
