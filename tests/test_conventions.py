@@ -10,7 +10,7 @@ from sklearn.model_selection import GridSearchCV, TimeSeriesSplit, cross_val_sco
 from sklearn.utils.validation import check_is_fitted
 from test_showing import FEW, X_TEST, YAW, Z_TEST, X, Z
 
-from kbr import Gaussian, ImportanceWeightedRule, KbrError, KernelBayesFilter
+from kbr import Gaussian, ImportanceWeightedRule, KbrError, KernelBayesFilter, Laplace
 from kbr.core.filters.refined import RefinedFilter
 from kbr.training import (
     GRUFilter,
@@ -47,6 +47,11 @@ def test_clones_have_the_same_settings_and_nothing_learned(kind, settings):
         assert found == value if isinstance(value, plain) else type(found) is type(value)
     assert not copy.is_fitted
     assert is_regressor(filt)
+
+
+def test_clones_keep_the_kernels_of_sensors():
+    copy = clone(KernelBayesFilter(sensor_kernels={"a": Laplace(scale=2.0)}))
+    assert copy.sensor_kernels["a"].scale == 2.0
 
 
 def test_parameters_are_those_of_the_constructor():
