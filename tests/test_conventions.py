@@ -101,6 +101,15 @@ def test_score_is_the_share_of_variance_explained():
         filt.score([X_TEST], [Z_TEST, Z_TEST])
 
 
+def test_score_leaves_out_steps_without_a_truth_and_whole_sequences_of_them():
+    filt, none = KernelBayesFilter(**FEW).fit(X, Z), np.full_like(Z_TEST, np.nan)
+    half = np.concatenate([none[:20], Z_TEST[20:]])
+    expected = r2_score(Z_TEST[20:], filt.filter(X_TEST).mean[20:])
+    assert filt.score([X_TEST, X_TEST], [half, none]) == pytest.approx(expected)
+    with pytest.raises(KbrError, match="no step has a truth"):
+        filt.score([X_TEST, X_TEST], [none, none])
+
+
 def test_score_of_an_angle_does_not_see_where_a_turn_begins():
     filt = KernelBayesFilter(**FEW).fit(X, YAW, circular="z_1")
     score = filt.score(X, YAW)
