@@ -12,7 +12,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.inputs import as_tensor
 from kbr.core.linalg import or_one
-from kbr.core.uncertainty.regions import credible_region, squared_mahalanobis, widened
+from kbr.core.uncertainty.regions import credible_region, gaussian_log_likelihood
 from kbr.core.units.columns import is_table
 from kbr.core.units.scaling import Scaling
 from kbr.core.units.units import Units
@@ -55,9 +55,7 @@ def score_of(mean: Means, cov: Float[Tensor, "*s dz dz"], truth: Any, units: Uni
     z = truth_like(truth, mean, units)
     there = known_steps(z)
     mean, cov, z = mean[there].double(), cov[there].double(), z[there].double()
-    error, wide = z - mean, widened(cov)
-    spread = torch.linalg.slogdet(wide).logabsdet + z.shape[-1] * math.log(2 * math.pi)
-    density = -0.5 * (squared_mahalanobis(mean, cov, z) + spread)
+    error, density = z - mean, gaussian_log_likelihood(mean, cov, z)
     inside = credible_region(mean, cov, level=LEVEL).contains(z)
     roots = error.square().mean(0).sqrt().tolist()
     return Score(
