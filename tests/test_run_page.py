@@ -6,11 +6,13 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from test_report import CHECK, chromium, in_browser  # noqa: F401  (a fixture)
 
+from kbr.app.config.check import typed_words
 from kbr.app.models.outcome import Alternative, Outcome
 from kbr.app.report.by_latent import latents_of
-from kbr.app.report.next_steps import next_steps
+from kbr.app.report.next_steps import next_steps, without
 from kbr.app.report.run_page import write_run_page
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 
@@ -53,6 +55,7 @@ def page(folder, **changes) -> str:
         metrics=METRICS,
         seconds=2.0,
         typed=TYPED,
+        recorded=False,
     )
     return (folder / "report.html").read_text()
 
@@ -111,9 +114,9 @@ def test_errors_by_latent_are_those_of_a_loop():
         )
 
 
-def advice(made=None, **metrics) -> str:
+def advice(made=None, *, typed=TYPED, recorded=False, **metrics) -> str:
     made = outcome() if made is None else made
-    found = next_steps(made, {**METRICS, **metrics}, latents_of(made), TYPED)
+    found = next_steps(made, {**METRICS, **metrics}, latents_of(made), typed, recorded=recorded)
     return "\n".join(f"{one.why} {one.how}" for one in found)
 
 
@@ -142,6 +145,24 @@ def test_what_to_try_next_follows_from_errors_edges_and_other_models():
     assert "model.lams" not in poor.partition("model=iw,lstm")[0].rpartition("-m")[2]
     other = Alternative(model="iw_nn", what="a trained encoder")
     assert "model=iw_nn" in advice(replace(made, alternative=other))
+
+
+def test_seeds_of_recorded_data_are_no_other_rows():
+    assert "trials=10" in advice(typed=["data=battery"])
+    assert "trials=10" not in advice(typed=["data=battery"], recorded=True)
+
+
+def test_tuned_settings_go_with_their_model():
+    words = ["data=rotation", "model=iw", "hparams=rotation_iw", "model.lams=[1]", "seed=3"]
+    assert without(words, "model") == ["data=rotation", "seed=3"]
+    assert without(words, "model.lams") == [word for word in words if "lams" not in word]
+    assert "hparams" not in advice(typed=words).rpartition("-m")[2]
+
+
+def test_words_stay_as_they_were_typed():
+    word = "hparams=${data}_${model}"
+    hydra = OmegaConf.create({"overrides": {"task": ["model=iw", word]}})
+    assert typed_words(hydra) == ["model=iw", word]
 
 
 def test_in_a_browser_it_makes_neither_errors_nor_requests(tmp_path, chromium):  # noqa: F811

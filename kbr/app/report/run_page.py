@@ -42,6 +42,7 @@ def write_run_page(
     metrics: dict[str, Any],
     seconds: float,
     typed: Sequence[str],
+    recorded: bool,
 ) -> Path:
     """The page in the run's folder, of all that the run has measured and drawn."""
     latents = latents_of(outcome)
@@ -56,7 +57,7 @@ def write_run_page(
         summary="" if summary is None else repr(summary),
         settings=_settings(outcome, summary),
         checks=[note for note in outcome.notes if told_edge(note) is None],
-        steps=next_steps(outcome, metrics, latents, typed),
+        steps=list(next_steps(outcome, metrics, latents, typed, recorded=recorded)),
         metrics={name: value for name, value in metrics.items() if name != "test/measure"},
     )
     write_bytes(folder / PAGE, text.encode(errors="backslashreplace"))
