@@ -15,6 +15,7 @@ from kbr.app.report.by_latent import latents_of
 from kbr.app.report.next_steps import next_steps, without
 from kbr.app.report.run_page import write_run_page
 from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.units.scaling import Scaling
 
 METRICS = {
     "test/mse": 0.3,
@@ -56,6 +57,7 @@ def page(folder, **changes) -> str:
         seconds=2.0,
         typed=TYPED,
         recorded=False,
+        units=None,
     )
     return (folder / "report.html").read_text()
 
@@ -112,6 +114,26 @@ def test_errors_by_latent_are_those_of_a_loop():
         assert one.explained == pytest.approx(
             1 - one.rmse**2 / made.truth[0, :, k].var(unbiased=False).item()
         )
+
+
+def test_the_share_explained_of_an_angle_does_not_see_where_a_turn_begins():
+    """Headings around north, of 350 to 10 degrees; truths by the turn nearest to the answer."""
+    generator = torch.Generator().manual_seed(0)
+    z, error = 5 * torch.randn(2, 2, 50, 1, generator=generator, dtype=torch.float64)
+    scaling = Scaling.fit(z % 360, (True,), batch=1)
+    found = []
+    for mean in (z + error / 5, (z + error / 5) % 360):
+        made = outcome(mean=mean, truth=scaling.nearest(z % 360, mean), cov=None, labels=None)
+        found.append(latents_of(made, scaling)[0].explained)
+    assert found[0] == pytest.approx(found[1])
+    assert found[0] == pytest.approx(0.96, abs=0.02)
+
+
+def test_a_constant_latent_has_no_share_explained():
+    flat = torch.ones(1, 50, 2, dtype=torch.float64)
+    off = torch.tensor([0.0, 0.1], dtype=torch.float64)
+    shares = [one.explained for one in latents_of(outcome(mean=flat + off, truth=flat))]
+    assert shares == [1, 0]
 
 
 def advice(made=None, *, typed=TYPED, recorded=False, **metrics) -> str:

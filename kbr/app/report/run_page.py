@@ -20,6 +20,7 @@ from kbr.app.text.numbers import in_digits, with_error
 from kbr.app.text.plain import one_line
 from kbr.core.showing.plotting import AGAINST, ESTIMATE
 from kbr.core.showing.summary import Setting, Summary, numbers
+from kbr.core.units.units import Units
 
 PAGE = "report.html"
 STEPS = 300  # of the first trial's residuals that are drawn
@@ -43,9 +44,10 @@ def write_run_page(
     seconds: float,
     typed: Sequence[str],
     recorded: bool,
+    units: Units | None,
 ) -> Path:
     """The page in the run's folder, of all that the run has measured and drawn."""
-    latents = latents_of(outcome)
+    latents = latents_of(outcome, None if units is None else units.z)
     summary = None if outcome.summary is None else outcome.summary()
     text = render(
         "run.html",

@@ -199,6 +199,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
             seconds=seconds,
             typed=typed,
             recorded=problem.is_recorded,
+            units=problem.filter_units,
         )
     about = {
         "seconds": round(seconds, 3),
