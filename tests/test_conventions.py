@@ -10,7 +10,7 @@ from sklearn.model_selection import GridSearchCV, TimeSeriesSplit, cross_val_sco
 from sklearn.utils.validation import check_is_fitted
 from test_showing import FEW, X_TEST, YAW, Z_TEST, X, Z
 
-from kbr import Gaussian, ImportanceWeightedRule, KbrError, KernelBayesFilter
+from kbr import Gaussian, ImportanceWeightedRule, KbrError, KernelBayesFilter, Laplace
 from kbr.core.filters.refined import RefinedFilter
 from kbr.training import (
     GRUFilter,
@@ -47,6 +47,11 @@ def test_clones_have_the_same_settings_and_nothing_learned(kind, settings):
         assert found == value if isinstance(value, plain) else type(found) is type(value)
     assert not copy.is_fitted
     assert is_regressor(filt)
+
+
+def test_clones_keep_the_kernels_of_sensors():
+    copy = clone(KernelBayesFilter(sensor_kernels={"a": Laplace(scale=2.0)}))
+    assert copy.sensor_kernels["a"].scale == 2.0
 
 
 def test_parameters_are_those_of_the_constructor():
@@ -94,6 +99,15 @@ def test_score_is_the_share_of_variance_explained():
     assert both == pytest.approx(r2_score(truths, np.concatenate(means)))
     with pytest.raises(KbrError, match="as many sequences"):
         filt.score([X_TEST], [Z_TEST, Z_TEST])
+
+
+def test_score_leaves_out_steps_without_a_truth_and_whole_sequences_of_them():
+    filt, none = KernelBayesFilter(**FEW).fit(X, Z), np.full_like(Z_TEST, np.nan)
+    half = np.concatenate([none[:20], Z_TEST[20:]])
+    expected = r2_score(Z_TEST[20:], filt.filter(X_TEST).mean[20:])
+    assert filt.score([X_TEST, X_TEST], [half, none]) == pytest.approx(expected)
+    with pytest.raises(KbrError, match="no step has a truth"):
+        filt.score([X_TEST, X_TEST], [none, none])
 
 
 def test_score_of_an_angle_does_not_see_where_a_turn_begins():

@@ -6,13 +6,16 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from test_report import CHECK, chromium, in_browser  # noqa: F401  (a fixture)
 
+from kbr.app.config.check import typed_words
 from kbr.app.models.outcome import Alternative, Outcome
 from kbr.app.report.by_latent import latents_of
-from kbr.app.report.next_steps import next_steps
+from kbr.app.report.next_steps import next_steps, without
 from kbr.app.report.run_page import write_run_page
 from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.units.scaling import Scaling
 
 METRICS = {
     "test/mse": 0.3,
@@ -53,6 +56,8 @@ def page(folder, **changes) -> str:
         metrics=METRICS,
         seconds=2.0,
         typed=TYPED,
+        recorded=False,
+        units=None,
     )
     return (folder / "report.html").read_text()
 
@@ -111,9 +116,29 @@ def test_errors_by_latent_are_those_of_a_loop():
         )
 
 
-def advice(made=None, **metrics) -> str:
+def test_the_share_explained_of_an_angle_does_not_see_where_a_turn_begins():
+    """Headings around north, of 350 to 10 degrees; truths by the turn nearest to the answer."""
+    generator = torch.Generator().manual_seed(0)
+    z, error = 5 * torch.randn(2, 2, 50, 1, generator=generator, dtype=torch.float64)
+    scaling = Scaling.fit(z % 360, (True,), batch=1)
+    found = []
+    for mean in (z + error / 5, (z + error / 5) % 360):
+        made = outcome(mean=mean, truth=scaling.nearest(z % 360, mean), cov=None, labels=None)
+        found.append(latents_of(made, scaling)[0].explained)
+    assert found[0] == pytest.approx(found[1])
+    assert found[0] == pytest.approx(0.96, abs=0.02)
+
+
+def test_a_constant_latent_has_no_share_explained():
+    flat = torch.ones(1, 50, 2, dtype=torch.float64)
+    off = torch.tensor([0.0, 0.1], dtype=torch.float64)
+    shares = [one.explained for one in latents_of(outcome(mean=flat + off, truth=flat))]
+    assert shares == [1, 0]
+
+
+def advice(made=None, *, typed=TYPED, recorded=False, **metrics) -> str:
     made = outcome() if made is None else made
-    found = next_steps(made, {**METRICS, **metrics}, latents_of(made), TYPED)
+    found = next_steps(made, {**METRICS, **metrics}, latents_of(made), typed, recorded=recorded)
     return "\n".join(f"{one.why} {one.how}" for one in found)
 
 
@@ -142,6 +167,24 @@ def test_what_to_try_next_follows_from_errors_edges_and_other_models():
     assert "model.lams" not in poor.partition("model=iw,lstm")[0].rpartition("-m")[2]
     other = Alternative(model="iw_nn", what="a trained encoder")
     assert "model=iw_nn" in advice(replace(made, alternative=other))
+
+
+def test_seeds_of_recorded_data_are_no_other_rows():
+    assert "trials=10" in advice(typed=["data=battery"])
+    assert "trials=10" not in advice(typed=["data=battery"], recorded=True)
+
+
+def test_tuned_settings_go_with_their_model():
+    words = ["data=rotation", "model=iw", "hparams=rotation_iw", "model.lams=[1]", "seed=3"]
+    assert without(words, "model") == ["data=rotation", "seed=3"]
+    assert without(words, "model.lams") == [word for word in words if "lams" not in word]
+    assert "hparams" not in advice(typed=words).rpartition("-m")[2]
+
+
+def test_words_stay_as_they_were_typed():
+    word = "hparams=${data}_${model}"
+    hydra = OmegaConf.create({"overrides": {"task": ["model=iw", word]}})
+    assert typed_words(hydra) == ["model=iw", word]
 
 
 def test_in_a_browser_it_makes_neither_errors_nor_requests(tmp_path, chromium):  # noqa: F811

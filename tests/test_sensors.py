@@ -285,6 +285,20 @@ def test_what_cannot_be_is_refused(fitted, tmp_path):
         done.export(tmp_path / "step.pt2")
 
 
+def test_bandwidths_are_shown_with_the_scale_of_their_kernel():
+    (x, z), names = robot(80, 1000, absent=0.2), ("x_1", "x_2", "x_3", "x_4")
+    wide = Gaussian(scale=3.0)
+    kinds = [
+        {"rule": ImportanceWeightedRule(lam=LAM, kernel_x=wide)},
+        {"sensor_kernels": dict.fromkeys(names, wide)},
+    ]
+    shown = []
+    for kind in kinds:
+        filt = KernelBayesFilter(**{**FIXED, **kind}, fusion="product").fit(x, z, sensors="each")
+        shown.append([one.value for one in filt.summary().bandwidths if one.of == "x"])
+    assert shown[0] == pytest.approx(shown[1])
+
+
 def test_bandwidths_and_fusion_are_chosen_by_validation():
     """A sensor that is noise alone gets a wide bandwidth, without which it doubles the error."""
     x, z = robot(420, 1004, absent=0.2)

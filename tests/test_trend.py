@@ -116,8 +116,9 @@ def test_new_rows_are_answered_everywhere_alike(tmp_path, monkeypatch):
         answers = [json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()]
         np.testing.assert_allclose([row["mean"] for row in answers], out.mean, atol=1e-6)
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
-    with pytest.raises(KbrError, match=r"data\.trend"):
-        stream(Options(run="run", output="x.jsonl", state="belief.ckpt"))
+    for source in ("-", "new.csv"):
+        with pytest.raises(KbrError, match=r"data\.trend.*Leave state out"):
+            stream(Options(run="run", input=source, output="x.jsonl", state="belief.ckpt"))
     trend, memory = Trend.of_source(filt.units.source), None
     belief = filt.init()
     for heat, hum in list(zip(later["heat"], later["hum"], strict=True))[:6]:

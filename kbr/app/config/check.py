@@ -26,6 +26,12 @@ REFERENCE = re.compile(r"(?:\$\{|oc\.select:)\s*([\w.]+)")
 Kind = Any  # what a key may hold: an annotation of the schema, or of a signature
 
 
+def typed_words(hydra: Any) -> list[str]:
+    """The command line's words as they were typed: hparams=${data}_${model} stays a name."""
+    words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    return list(words)
+
+
 def check_config(config: DictConfig, hydra: Any, *, script: str = "train") -> None:
     """An error for the first key that is unknown or missing, that holds what it may not, or that
     the command line sets in vain.
@@ -34,8 +40,7 @@ def check_config(config: DictConfig, hydra: Any, *, script: str = "train") -> No
     """
     check = Check(script, config, hydra)
     check.run()
-    typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-    overrides = list(typed)  # as they were typed: hparams=${data}_${model} is a name, not two parts
+    overrides = typed_words(hydra)
     check_use(script, check.values, check.choices, overrides)
     single = script == "train" and hydra.mode == RunMode.RUN
     if single and (experiment := check.choices.get("experiment")):

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kbr.app.models.outcome import Outcome
-from kbr.core.linalg import or_one
+from kbr.core.showing.scoring import explained
 from kbr.core.uncertainty.regions import chi2_quantile
+from kbr.core.units.scaling import Scaling
 
 LEVEL = 0.9
 
@@ -28,14 +29,14 @@ class Latent:
     coverage: float | None
 
 
-def latents_of(outcome: Outcome) -> list[Latent]:
+def latents_of(outcome: Outcome, scaling: Scaling | None = None) -> list[Latent]:
+    """`scaling` tells which of the latents are angles; None: none is."""
     dz = outcome.mean.shape[-1]
     names = outcome.labels or tuple(f"z_{k + 1}" for k in range(dz))
     error = (outcome.mean - outcome.truth).double().reshape(-1, dz)
-    truth = outcome.truth.double()
-    spread = (truth - truth.mean(-2, keepdim=True)).reshape(-1, dz).square().mean(0)
     square = error.square().mean(0)
-    explained = 1 - square / or_one(spread)
+    mean, truth = outcome.mean.double(), outcome.truth.double()
+    shares = explained(mean, truth, scaling or Scaling.none(truth))
     return [
         Latent(
             name=names[k],
@@ -43,7 +44,7 @@ def latents_of(outcome: Outcome) -> list[Latent]:
             mae=float(error[:, k].abs().mean()),
             bias=float(error[:, k].mean()),
             worst=float(error[:, k].abs().max()),
-            explained=float(explained[k]),
+            explained=float(shares[k]),
             coverage=_covered(outcome, error[:, k], k),
         )
         for k in range(dz)

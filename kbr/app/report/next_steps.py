@@ -24,15 +24,17 @@ class Step:
 
 
 def next_steps(
-    outcome: Outcome, metrics: dict[str, Any], latents: Sequence[Latent], typed: Sequence[str]
-) -> list[Step]:
-    """In the order of what may help most; `typed` are the words of the run's own command."""
-    return list(_steps(outcome, metrics, latents, typed))
-
-
-def _steps(
-    outcome: Outcome, metrics: dict[str, Any], latents: Sequence[Latent], typed: Sequence[str]
+    outcome: Outcome,
+    metrics: dict[str, Any],
+    latents: Sequence[Latent],
+    typed: Sequence[str],
+    *,
+    recorded: bool,
 ) -> Iterator[Step]:
+    """In the order of what may help most; `typed` are the words of the run's own command.
+
+    Of recorded data all seeds have the same rows.
+    """
     for note in outcome.notes:
         if told_edge(note) is not None:
             yield Step(f"A better value may lie beyond what was allowed: {note}.")
@@ -78,7 +80,7 @@ def _steps(
     if outcome.alternative is not None:
         model = outcome.alternative.model
         yield Step(f"Another model: {outcome.alternative}.", _again(typed, f"model={model}"))
-    if metrics["test/trials"] == 1 and not any(word.startswith("data=rec") for word in typed):
+    if metrics["test/trials"] == 1 and not recorded:
         yield Step(
             "One trial says little about the next: repeat it over seeds.",
             _again(typed, f"trials={TRIALS}"),
@@ -86,18 +88,19 @@ def _steps(
     others = "model=iw,original" if outcome.evidence is None else "model=iw,lstm"
     yield Step(
         "Is it good? Compare with another model on the same data, seed by seed.",
-        command("train", "-m", *_without(typed, "model"), others),
+        command("train", "-m", *without(typed, "model"), others),
     )
 
 
 def _again(typed: Sequence[str], *words: str) -> str:
     """The run's own command with other words."""
-    kept = _without(typed, *(word.partition("=")[0] for word in words))
+    kept = without(typed, *(word.partition("=")[0] for word in words))
     return command("train", *kept, *words)
 
 
-def _without(typed: Sequence[str], *keys: str) -> list[str]:
-    """A model's own keys go with it."""
+def without(typed: Sequence[str], *keys: str) -> list[str]:
+    """The words of other keys; a model's own keys go with it, and so do its tuned settings."""
+    keys = (*keys, "hparams") if "model" in keys else keys
     own = tuple(f"{key}." for key in keys)
     parts = [(word, word.partition("=")[0].lstrip("+~")) for word in typed]
     return [word for word, key in parts if key not in keys and not key.startswith(own)]

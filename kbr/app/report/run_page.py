@@ -20,6 +20,7 @@ from kbr.app.text.numbers import in_digits, with_error
 from kbr.app.text.plain import one_line
 from kbr.core.showing.plotting import AGAINST, ESTIMATE
 from kbr.core.showing.summary import Setting, Summary, numbers
+from kbr.core.units.units import Units
 
 PAGE = "report.html"
 STEPS = 300  # of the first trial's residuals that are drawn
@@ -42,9 +43,11 @@ def write_run_page(
     metrics: dict[str, Any],
     seconds: float,
     typed: Sequence[str],
+    recorded: bool,
+    units: Units | None,
 ) -> Path:
     """The page in the run's folder, of all that the run has measured and drawn."""
-    latents = latents_of(outcome)
+    latents = latents_of(outcome, None if units is None else units.z)
     summary = None if outcome.summary is None else outcome.summary()
     text = render(
         "run.html",
@@ -56,7 +59,7 @@ def write_run_page(
         summary="" if summary is None else repr(summary),
         settings=_settings(outcome, summary),
         checks=[note for note in outcome.notes if told_edge(note) is None],
-        steps=next_steps(outcome, metrics, latents, typed),
+        steps=list(next_steps(outcome, metrics, latents, typed, recorded=recorded)),
         metrics={name: value for name, value in metrics.items() if name != "test/measure"},
     )
     write_bytes(folder / PAGE, text.encode(errors="backslashreplace"))

@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.building.trusted import build, names_of, outside, part
-from kbr.app.config.check import check_config
+from kbr.app.config.check import check_config, typed_words
 from kbr.app.config.packages import check_packages
 from kbr.app.figures.run import run_figures
 from kbr.app.models.outcome import Outcome
@@ -24,6 +24,7 @@ from kbr.app.models.own import OwnModel
 from kbr.app.models.trained import tried
 from kbr.app.recordings.measure import Measure
 from kbr.app.recordings.task import OwnData
+from kbr.app.report.next_steps import without
 from kbr.app.report.run_page import PAGE, write_run_page
 from kbr.app.run.ending import end_early, remove_if_empty, way_on
 from kbr.app.run.folder import (
@@ -188,7 +189,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     if config.logger.get("name") == "tensorboard":
         log_outcome(folder, config, metrics, outcome, pictures)
     if not sweeping:
-        typed = list(HydraConfig.get().overrides.task) if by_hydra else []
+        typed = typed_words(HydraConfig.get()) if by_hydra else []
         write_run_page(
             folder,
             model=method.name,
@@ -197,6 +198,8 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
             metrics=metrics,
             seconds=seconds,
             typed=typed,
+            recorded=problem.is_recorded,
+            units=problem.filter_units,
         )
     about = {
         "seconds": round(seconds, 3),
@@ -333,7 +336,7 @@ def _report(
     trusting = [f"trust=[{','.join(trust)}]"] if trust else []
     print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)), *trusting)}")
     if outcome.alternative is not None and HydraConfig.initialized():
-        typed = [word for word in HydraConfig.get().overrides.task if not word.startswith("model")]
+        typed = without(typed_words(HydraConfig.get()), "model")
         print(f"  the other:   {command('train', *typed, f'model={outcome.alternative.model}')}")
     if (folder / "tensorboard").is_dir():
         print(f"  monitor:     {shlex.join(['tensorboard', '--logdir', str(shown(folder))])}")

@@ -229,6 +229,10 @@ def _rows(options: Options, filt: Any, stack: ExitStack) -> Iterator[Row]:
     """The input's rows, as they arrive."""
     expected, path = Format(filt.units, tuple(filt.shape)), Path(options.input)
     step, trend = filt.units.source.get("resample"), Trend.of_source(filt.units.source)
+    if trend is not None and options.state is not None:
+        raise KbrError(
+            "state keeps a belief, not the rows of a trend (data.trend). Leave state out."
+        )
     decimal = options.decimal or str(filt.units.source.get("decimal", "point"))
     if decimal not in DECIMALS:
         raise KbrError(f"{options.run} has decimal={decimal!r}. Set decimal=point or comma.")
@@ -256,8 +260,6 @@ def _rows(options: Options, filt: Any, stack: ExitStack) -> Iterator[Row]:
         except OSError as error:
             raise KbrError(f"cannot read {path}: {error.strerror}.") from error
     if trend is not None:
-        if options.state is not None:
-            raise KbrError("state keeps a belief, not the rows of a trend (data.trend). Leave out.")
         expected = expected.before(trend)
     if is_csv:
         rows = csv_rows(file, expected, decimal, say, live=options.input == "-")

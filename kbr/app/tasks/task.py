@@ -150,6 +150,7 @@ class PosteriorMean:
     task: GaussianTask
 
     labels: ClassVar[None] = None
+    filter_units: ClassVar[None] = None
     is_recorded: ClassVar[bool] = False
 
     def check_unchanged(self, folder: Path) -> None:

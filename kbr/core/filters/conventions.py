@@ -69,10 +69,11 @@ class Conventions:
         for observed, truth, move, when in zip(*parts, strict=True):
             mean = self.filter(observed, u=move, time=when).mean
             exact = truth_like(truth, mean, self.units)
-            there = known_steps(exact)
-            means.append(mean[there])
-            truths.append(exact[there])
-        return r_squared(torch.cat(means), torch.cat(truths), self.units.z)
+            means.append(mean)
+            truths.append(exact)
+        mean, exact = torch.cat(means), torch.cat(truths)
+        there = known_steps(exact)
+        return r_squared(mean[there], exact[there], self.units.z)
 
     def __sklearn_is_fitted__(self) -> bool:
         return self.is_fitted

@@ -12,7 +12,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.inputs import as_tensor
 from kbr.core.linalg import or_one
-from kbr.core.uncertainty.regions import credible_region, squared_mahalanobis, widened
+from kbr.core.uncertainty.regions import credible_region, gaussian_log_likelihood
 from kbr.core.units.columns import is_table
 from kbr.core.units.scaling import Scaling
 from kbr.core.units.units import Units
@@ -21,6 +21,7 @@ LEVEL = 0.9
 
 Means = Float[Tensor, "*s dz"]
 Rows = Float[Tensor, "n dz"]
+Trials = Float[Tensor, "*s n dz"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +56,7 @@ def score_of(mean: Means, cov: Float[Tensor, "*s dz dz"], truth: Any, units: Uni
     z = truth_like(truth, mean, units)
     there = known_steps(z)
     mean, cov, z = mean[there].double(), cov[there].double(), z[there].double()
-    error, wide = z - mean, widened(cov)
-    spread = torch.linalg.slogdet(wide).logabsdet + z.shape[-1] * math.log(2 * math.pi)
-    density = -0.5 * (squared_mahalanobis(mean, cov, z) + spread)
+    error, density = z - mean, gaussian_log_likelihood(mean, cov, z)
     inside = credible_region(mean, cov, level=LEVEL).contains(z)
     roots = error.square().mean(0).sqrt().tolist()
     return Score(
@@ -92,21 +91,25 @@ def known_steps(z: Means) -> Bool[Tensor, "*s"]:
 
 
 def r_squared(mean: Rows, z: Rows, scaling: Scaling) -> float:
-    """Share of the variance that the means explain, averaged over the latents.
+    """Share of the variance that the means explain, averaged over the latents."""
+    return float(explained(mean, z, scaling).mean())
 
-    Math: 1 - sum_t (z_t - m_t)^2 / sum_t (z_t - c)^2, c the mean of z; of an angle its circular
-          mean, and differences by the nearest turn.
+
+def explained(mean: Trials, z: Trials, scaling: Scaling) -> Float[Tensor, " dz"]:
+    """Share of the variance of each latent that the means explain, over all trials.
+
+    Math: 1 - sum_t (z_t - m_t)^2 / sum_t (z_t - c)^2, c the mean of z in its trial; of an angle its
+          circular mean, and differences by the nearest turn.
     A latent that is constant has no variance to explain: 1 where it is met exactly, else 0.
     """
-    middle = z.mean(0)
+    centre = z.mean(-2, keepdim=True)
     for k, mark in enumerate(scaling.circular):
         if mark:
-            turns = z[:, k] * (2 * math.pi / scaling.turn)
-            angle = torch.atan2(turns.sin().mean(), turns.cos().mean())
-            middle[k] = angle * scaling.turn / (2 * math.pi)
-    errors = (scaling.nearest(z, mean) - mean).square().sum(0)
-    centre = middle.expand(z.shape)
-    total = (scaling.nearest(z, centre) - centre).square().sum(0)
+            turns = z[..., k] * (2 * math.pi / scaling.turn)
+            angle = torch.atan2(turns.sin().mean(-1), turns.cos().mean(-1))
+            centre[..., 0, k] = angle * scaling.turn / (2 * math.pi)
+    dz, centre = z.shape[-1], centre.expand(z.shape)
+    errors = (scaling.nearest(z, mean) - mean).square().reshape(-1, dz).sum(0)
+    total = (scaling.nearest(z, centre) - centre).square().reshape(-1, dz).sum(0)
     flat = torch.where(errors > 0, 0.0, 1.0).to(errors)
-    shares = torch.where(total > 0, 1 - errors / or_one(total), flat)
-    return float(shares.mean())
+    return torch.where(total > 0, 1 - errors / or_one(total), flat)

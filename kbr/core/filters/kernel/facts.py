@@ -173,9 +173,11 @@ def _bandwidths(fitted: Fitted) -> Iterator[Bandwidth]:
 def _widths_x(fitted: Fitted, update: Update) -> Tensor | None:
     if isinstance(update, SensorUpdate):
         settings, widths = fitted.settings, update.widths * fitted.data.choice.scale_x
-        for name, kernel in (settings.sensor_kernels or {}).items():
-            k = update.sensors.names.index(name)
-            widths[list(update.sensors.columns[k])] *= kernel.scale
+        own = settings.sensor_kernels or {}
+        for name, columns in zip(update.sensors.names, update.sensors.columns, strict=True):
+            kernel = own.get(name, settings.rule.kernel_x)
+            if isinstance(kernel, Kernel) and is_free(kernel):
+                widths[list(columns)] *= kernel.scale
         return widths
     of = update.features if isinstance(update, LowRank) else update
     return _widths(getattr(of, "kernel", None))

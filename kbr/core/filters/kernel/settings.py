@@ -93,7 +93,6 @@ class Settings:
                 "sensor_kernels must name the kernel of each sensor, {'imu': Laplace(), ...}; got "
                 f"{self.sensor_kernels!r}."
             )
-        object.__setattr__(self, "sensor_kernels", dict(self.sensor_kernels))
         named = {f"sensor_kernels[{name!r}]": k for name, k in self.sensor_kernels.items()}
         for name, kernel in {**named, "rule.kernel_x": self.rule.kernel_x}.items():
             if not has_profile(kernel):
