@@ -23,9 +23,9 @@ from kbr.core import tables
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
 from kbr.core.features import Features
 from kbr.core.filters.kernel.engine import Compressed, LowRank
+from kbr.core.filters.kernel.engines.large import latent_table, tabulated
+from kbr.core.filters.kernel.engines.local import Local, LocalOperators
 from kbr.core.filters.kernel.fitted import Fitted
-from kbr.core.filters.kernel.large import latent_table, tabulated
-from kbr.core.filters.kernel.local import Local, LocalOperators
 from kbr.core.filters.kernel.operators import LearnedOperators, learned_operators
 
 SEQUENCE = 10_000  # longest training sequence

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kbr import KernelBayesFilter
 from kbr.core.datasets.dynamics import Oscillatory
-from kbr.core.filters.kernel.validation import FOLDS
+from kbr.core.filters.kernel.choosing.validation import FOLDS
 from kbr.core.filters.refined.descent import descend
 from kbr.core.filters.refined.readout import fit_readout, predicted_means
 from kbr.core.filters.training_data import training_data

@@ -19,7 +19,7 @@ import lightning
 import torch
 
 from kbr.core.datasets.dsprites import DSprites
-from kbr.core.filters.kernel.validation import validation_start
+from kbr.core.filters.kernel.choosing.validation import validation_start
 from kbr.core.objectives import feature_loss
 from kbr.training import LearnedFilter, SoftArgmaxCNN
 from kbr.training.modules.features import FeatureModule

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from kbr.core.filters.classical.particle import ParticleFilter as ParticleFilter
     from kbr.core.filters.classical.state_space import StateSpaceModel as StateSpaceModel
     from kbr.core.filters.classical.unscented import UnscentedKalmanFilter as UnscentedKalmanFilter
+    from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio as TransitionRatio
     from kbr.core.filters.kernel.filter import KernelBayesFilter as KernelBayesFilter
-    from kbr.core.filters.kernel.known_transition import TransitionRatio as TransitionRatio
     from kbr.core.filters.result import FilterResult as FilterResult
     from kbr.core.kernels import Gaussian as Gaussian
     from kbr.core.kernels import Laplace as Laplace
@@ -49,7 +49,7 @@ _NAMES = {  # by module of kbr.core, as a reader meets them
     "rules": ("ImportanceWeightedRule", "OriginalRule"),
     "rule_tuning": ("tune_rule",),
     "ratios": ("KuLSIF", "RuLSIF", "ExactRatio"),
-    "filters.kernel.known_transition": ("TransitionRatio",),
+    "filters.kernel.dynamics.known_transition": ("TransitionRatio",),
     "embedding": ("Embedding",),
     "likelihood_free": (
         "posterior_from_simulator",

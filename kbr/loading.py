@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.filter import KernelBayesFilter
-from kbr.core.filters.kernel.storage import KIND, RUN_KIND, member
+from kbr.core.filters.kernel.storing.storage import KIND, RUN_KIND, member
 from kbr.core.filters.refined.filter import KIND as REFINED
 from kbr.core.filters.refined.filter import RefinedFilter, trial_state
 from kbr.core.io import checkpoint

@@ -11,8 +11,9 @@ from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter
 from kbr.core import tables
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.filters.classical.particle import ParticleFilter
-from kbr.core.filters.kernel import fitted, large
-from kbr.core.filters.kernel.known_transition import TransitionRatio
+from kbr.core.filters.kernel import fitted
+from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
+from kbr.core.filters.kernel.engines import large
 from kbr.core.filters.refined import RefinedFilter
 from kbr.core.kernels import Gaussian
 

@@ -7,7 +7,7 @@ import torch
 from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter, OriginalRule
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
 from kbr.core.filters.kernel import building
-from kbr.core.filters.kernel.validation import validation_start
+from kbr.core.filters.kernel.choosing.validation import validation_start
 
 SMALL_GRID = {"scales": (0.7, 1.0, 1.4), "lams": (1e-3, 1e-2)}
 FIXED = {"scales": (1.0,), "eta": 1e-5}

@@ -4,7 +4,7 @@ import torch
 
 from kbr import ImportanceWeightedRule, KernelBayesFilter
 from kbr.core.datasets.dynamics import Oscillatory
-from kbr.core.filters.kernel.known_transition import TransitionRatio
+from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
 
 
 def test_table_is_the_ratio_of_densities():

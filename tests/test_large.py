@@ -9,9 +9,9 @@ from kbr.core import tables
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.errors import KbrError
 from kbr.core.features import Identity, PivotedCholesky
-from kbr.core.filters.kernel import large
+from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
+from kbr.core.filters.kernel.engines import large
 from kbr.core.filters.kernel.fitted import Fitted
-from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.io import memory
 

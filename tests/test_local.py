@@ -10,8 +10,8 @@ import torch
 
 from kbr import ImportanceWeightedRule, KernelBayesFilter, load_filter
 from kbr.core.datasets.dynamics import Rotation
-from kbr.core.filters.kernel.climb import FLOORS, Cell, climb
-from kbr.core.filters.kernel.local import Cells, LocalOperators, thinned
+from kbr.core.filters.kernel.choosing.climb import FLOORS, Cell, climb
+from kbr.core.filters.kernel.engines.local import Cells, LocalOperators, thinned
 from kbr.core.filters.sequences import LEAD, Sequences, blocks_all_over, excerpts, held_last
 
 
@@ -86,7 +86,7 @@ def test_steps_files_and_copies_agree(fitted, tmp_path):
 
 def test_smoothing_has_error_bars_too(fitted, monkeypatch):
     """Closer than filtering, also where observations are missing, and within its regions."""
-    monkeypatch.setattr("kbr.core.filters.kernel.held_out.SMOOTHED", 24)
+    monkeypatch.setattr("kbr.core.filters.kernel.choosing.held_out.SMOOTHED", 24)
     filt, x, z = fitted
     x, z = x[:30].clone(), torch.as_tensor(z)[:30]
     x[12:18] = torch.nan

@@ -8,7 +8,7 @@ import torch
 from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter, OriginalRule
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.features import Features
-from kbr.core.filters.kernel import large
+from kbr.core.filters.kernel.engines import large
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,10 +19,11 @@ from kbr.core import tables
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
 from kbr.core.features import RandomFourier
 from kbr.core.filters.belief import MomentsTable
-from kbr.core.filters.kernel import large, local, more_rows
+from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
 from kbr.core.filters.kernel.engine import ActiveSet, Compressed, Engine, LowRank
-from kbr.core.filters.kernel.known_transition import TransitionRatio
-from kbr.core.filters.kernel.local import Local, LocalOperators
+from kbr.core.filters.kernel.engines import large, local
+from kbr.core.filters.kernel.engines.local import Local, LocalOperators
+from kbr.core.filters.kernel.growing import more_rows
 from kbr.core.filters.refined import RefinedFilter
 from kbr.core.io import checkpoint
 from kbr.training import MLP, LearnedFilter

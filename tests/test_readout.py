@@ -7,9 +7,9 @@ import torch
 
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel import held_out
+from kbr.core.filters.kernel.choosing import held_out
+from kbr.core.filters.kernel.choosing.validation import held_out_block
 from kbr.core.filters.kernel.filter import KernelBayesFilter
-from kbr.core.filters.kernel.validation import held_out_block
 from kbr.core.units.units import Units
 from kbr.training import MLP, LearnedFilter, ReadoutFilter
 from kbr.training.modules.readout import ReadoutModule

@@ -17,7 +17,7 @@ from kbr.app.report.page import render
 from kbr.app.runs.finished import collect
 from kbr.app.runs.notes import Notes
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel.search import Edge
+from kbr.core.filters.kernel.choosing.search import Edge
 
 SEEDS = range(8)
 

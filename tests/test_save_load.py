@@ -27,7 +27,7 @@ from kbr import (
     load_filter,
 )
 from kbr.core.datasets.dynamics import Rotation
-from kbr.core.filters.kernel.saving import build, describe
+from kbr.core.filters.kernel.storing.saving import build, describe
 from kbr.core.io import checkpoint
 
 DATA = Rotation().generate(n_train=60, n_test=12, seed=0)

@@ -7,9 +7,9 @@ from kbr import ImportanceWeightedRule, KernelBayesFilter
 from kbr.app.models.outcome import edge_notes
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.filters.kernel.building import Builder
-from kbr.core.filters.kernel.search import Edge, Space, search, search_ridge
+from kbr.core.filters.kernel.choosing.search import Edge, Space, search, search_ridge
+from kbr.core.filters.kernel.choosing.validation import block_errors
 from kbr.core.filters.kernel.settings import Settings
-from kbr.core.filters.kernel.validation import block_errors
 from kbr.core.filters.sequences import Sequences
 
 USUAL = {"scales": (1.0, 0.5, 2.0), "lams": (1e-3, 1e-2, 1e-1)}

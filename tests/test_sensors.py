@@ -24,7 +24,7 @@ from kbr import (
 )
 from kbr.app.streaming.command import Options, stream
 from kbr.core.datasets.dynamics import Rotation
-from kbr.core.filters.kernel.known_transition import TransitionRatio
+from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
 from kbr.training import MLP, GRUFilter, KalmanNNFilter, LearnedFilter
 
 LAM, ETA = 1e-2, 1e-4

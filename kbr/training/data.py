@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel.validation import split_lengths, validation_start
+from kbr.core.filters.kernel.choosing.validation import split_lengths, validation_start
 from kbr.core.filters.sequences import split
 from kbr.core.filters.training_data import training_data
 from kbr.core.inputs import as_tensor, check_finite

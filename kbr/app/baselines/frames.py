@@ -12,7 +12,7 @@ import torch
 from kbr.app.config.schema import Count, Part
 from kbr.app.models.own import FrameRegressor
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel.validation import even_blocks
+from kbr.core.filters.kernel.choosing.validation import even_blocks
 from kbr.core.units.scaling import Scaling
 from kbr.core.units.units import Units
 

@@ -5,8 +5,8 @@ from functools import partial
 
 from tqdm import tqdm
 
-from kbr.core.filters.kernel.large import estimate
-from kbr.core.filters.kernel.search import Progress
+from kbr.core.filters.kernel.choosing.search import Progress
+from kbr.core.filters.kernel.engines.large import estimate
 from kbr.core.io.memory import check_memory, gigabytes
 
 LONG = 50_000  # training points, of all trials together, from which a job is announced

@@ -21,13 +21,15 @@ from kbr.app.tasks.task import PosteriorMean, Problem, Sequential
 from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap
+from kbr.core.filters.kernel.choosing.search import CHOICES
+from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
+from kbr.core.filters.kernel.engines.large import is_large
 from kbr.core.filters.kernel.filter import KernelBayesFilter
-from kbr.core.filters.kernel.known_transition import TransitionRatio
-from kbr.core.filters.kernel.large import is_large
-from kbr.core.filters.kernel.search import CHOICES
 from kbr.core.filters.kernel.settings import WIDTHS
-from kbr.core.filters.kernel.storage import RUN_KIND as KIND  # of the checkpoints written here
-from kbr.core.filters.kernel.storage import member
+from kbr.core.filters.kernel.storing.storage import (
+    RUN_KIND as KIND,  # of the checkpoints written here
+)
+from kbr.core.filters.kernel.storing.storage import member
 from kbr.core.io import checkpoint
 from kbr.core.kernels import Kernel
 from kbr.core.ratios import ExactRatio, KuLSIF, Ratio

@@ -16,7 +16,7 @@ from kbr.app.figures.view import View
 from kbr.app.run.folder import RunContext
 from kbr.app.tasks.task import PosteriorMean, Problem, Sequential
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel.search import Edge
+from kbr.core.filters.kernel.choosing.search import Edge
 from kbr.core.filters.result import FilterResult
 from kbr.core.showing.summary import Summary
 

@@ -19,7 +19,7 @@ from kbr.app.recordings.task import OwnData, standardised_error
 from kbr.app.run.folder import BEST, RunContext
 from kbr.app.tasks.task import Problem, Sequential
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel.validation import split_lengths, validation_start
+from kbr.core.filters.kernel.choosing.validation import split_lengths, validation_start
 from kbr.core.filters.result import FilterResult, joined, mean_squared_error
 from kbr.core.io import checkpoint
 from kbr.core.io.file_rows import FileRows

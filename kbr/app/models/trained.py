@@ -24,8 +24,8 @@ from kbr.app.models.outcome import (
 from kbr.app.run.folder import BEST, RunContext
 from kbr.app.tasks.task import Filtering, Problem, Sequential
 from kbr.core.errors import KbrError
+from kbr.core.filters.kernel.choosing.search import Edge
 from kbr.core.filters.kernel.filter import KernelBayesFilter
-from kbr.core.filters.kernel.search import Edge
 from kbr.core.filters.result import mean_squared_error
 from kbr.core.io.file_rows import FileRows
 from kbr.core.units.units import Units

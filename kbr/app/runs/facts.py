@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_type_hints
 
 from kbr.app.config.values import Range, suits
 from kbr.app.text.plain import one_line
-from kbr.core.filters.kernel.search import Edge
+from kbr.core.filters.kernel.choosing.search import Edge
 
 LARGEST, SMALLEST = 1e50, 1e-50  # of an error or a setting on an axis
 SEED_BITS = 63

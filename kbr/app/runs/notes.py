@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
-from kbr.core.filters.kernel.search import Edge
+from kbr.core.filters.kernel.choosing.search import Edge
 
 # Run folders that hold no edges as values tell them in their sentences.
 SENTENCE = re.compile(r"(\w+) at the (lower|upper) edge \((.+)\) in (\d+) of (\d+)")

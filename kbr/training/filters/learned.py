@@ -10,12 +10,12 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.features import Identity, RandomFourier
+from kbr.core.filters.kernel.choosing.held_out import measured
+from kbr.core.filters.kernel.choosing.search import ETA_BOUNDS, SCALE_BOUNDS, Space
 from kbr.core.filters.kernel.facts import Grids, grid_of
 from kbr.core.filters.kernel.filter import KernelBayesFilter
-from kbr.core.filters.kernel.growing import goes_on
-from kbr.core.filters.kernel.held_out import measured
-from kbr.core.filters.kernel.more_rows import joined
-from kbr.core.filters.kernel.search import ETA_BOUNDS, SCALE_BOUNDS, Space
+from kbr.core.filters.kernel.growing.growing import goes_on
+from kbr.core.filters.kernel.growing.more_rows import joined
 from kbr.core.inputs import check_positive, check_sizes
 from kbr.core.rules import ImportanceWeightedRule
 from kbr.training.data import Observations

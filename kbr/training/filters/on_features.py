@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult
+from kbr.core.filters.kernel.choosing.validation import held_out_block
 from kbr.core.filters.kernel.facts import Grids, kernel_facts
 from kbr.core.filters.kernel.filter import KernelBayesFilter
-from kbr.core.filters.kernel.more_rows import recorded
-from kbr.core.filters.kernel.validation import held_out_block
+from kbr.core.filters.kernel.growing.more_rows import recorded
 from kbr.core.filters.training_data import TrainingData
 from kbr.core.io.file_rows import FileRows
 from kbr.core.uncertainty.calibration import Calibration

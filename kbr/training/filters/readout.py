@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
+from kbr.core.filters.kernel.choosing.held_out import measured
 from kbr.core.filters.kernel.filter import KernelBayesFilter
-from kbr.core.filters.kernel.held_out import measured
 from kbr.core.inputs import check_positive, check_sizes
 from kbr.core.linalg import ridge_cholesky
 from kbr.training.data import Observations

@@ -12,8 +12,8 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.base import never
 from kbr.core.filters.belief import Belief, Moments
-from kbr.core.filters.kernel.held_out import answers
-from kbr.core.filters.kernel.validation import split_lengths, validation_start
+from kbr.core.filters.kernel.choosing.held_out import answers
+from kbr.core.filters.kernel.choosing.validation import split_lengths, validation_start
 from kbr.core.filters.result import FilterResult
 from kbr.core.inputs import check_shares, check_sizes
 from kbr.core.io.file_rows import FileRows

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError, Preempted
 from kbr.core.filters.base import BaseFilter
-from kbr.core.filters.kernel.search import Edge
-from kbr.core.filters.kernel.validation import validation_start
+from kbr.core.filters.kernel.choosing.search import Edge
+from kbr.core.filters.kernel.choosing.validation import validation_start
 from kbr.core.inputs import ArrayLike, as_tensor, check_positive, check_sizes
 from kbr.core.io import checkpoint
 from kbr.core.io.file_rows import FileRows

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.features import Features, Identity, PivotedCholesky, RandomFourier, fourier_features
+from kbr.core.filters.kernel.engines.large import RECENT, is_large, last_lengths
 from kbr.core.filters.kernel.filter import KernelBayesFilter
-from kbr.core.filters.kernel.large import RECENT, is_large, last_lengths
 from kbr.core.io.file_rows import FileRows
 from kbr.core.kernels import Gaussian
 from kbr.core.rules import ImportanceWeightedRule

@@ -18,10 +18,11 @@ from kbr.core.features import (
     PivotedCholesky,
     as_feature_map,
 )
+from kbr.core.filters.kernel.choosing.search import ETA_BOUNDS, Bounds, search_ridge
+from kbr.core.filters.kernel.dynamics.known_transition import KnownOperators, TransitionRatio
+from kbr.core.filters.kernel.dynamics.lift import Lift
 from kbr.core.filters.kernel.engine import ActiveSet, LowRank, Update, compress
-from kbr.core.filters.kernel.known_transition import KnownOperators, TransitionRatio
-from kbr.core.filters.kernel.lift import Lift
-from kbr.core.filters.kernel.local import (
+from kbr.core.filters.kernel.engines.local import (
     CELLS,
     LEAST,
     MEDIUM,
@@ -30,17 +31,16 @@ from kbr.core.filters.kernel.local import (
     is_high_rank,
     local_note,
 )
-from kbr.core.filters.kernel.operators import (
-    dense_operators,
-    leave_one_out_score,
-    transition_pairs,
-)
-from kbr.core.filters.kernel.search import ETA_BOUNDS, Bounds, search_ridge
-from kbr.core.filters.kernel.sensors import (
+from kbr.core.filters.kernel.engines.sensors import (
     SensorOperators,
     SensorUpdate,
     check_sensors,
     sensor_medians,
+)
+from kbr.core.filters.kernel.operators import (
+    dense_operators,
+    leave_one_out_score,
+    transition_pairs,
 )
 from kbr.core.filters.kernel.settings import Settings, is_free
 from kbr.core.filters.kernel.step import Operators

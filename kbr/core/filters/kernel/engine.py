@@ -9,7 +9,7 @@ embedding cost O(n rank) each. What remains is second = Psi' diag(r) Psi, in fou
     active_set  no features of x at all: the Gram matrix of the points with r_i > 0, for kernels of
                 full rank (images, tiny bandwidths);
     local       the same for many points, on those near the prediction and the observation: see
-                `local.py`.
+                `engines/local.py`.
 
 Shapes: *b data sets fitted together, s sequences (or ridges) filtered together in each.
 """

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from kbr.core.features import Features
+from kbr.core.filters.kernel.choosing.search import ETA_BOUNDS, Bounds, Choice, Edge
+from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
 from kbr.core.filters.kernel.engine import Compressed, LowRank, Update
+from kbr.core.filters.kernel.engines.local import Local
+from kbr.core.filters.kernel.engines.sensors import SensorUpdate
 from kbr.core.filters.kernel.fitted import Fitted
-from kbr.core.filters.kernel.known_transition import TransitionRatio
-from kbr.core.filters.kernel.local import Local
 from kbr.core.filters.kernel.operators import LearnedOperators
-from kbr.core.filters.kernel.search import ETA_BOUNDS, Bounds, Choice, Edge
-from kbr.core.filters.kernel.sensors import SensorUpdate
 from kbr.core.filters.kernel.settings import Settings, is_free
 from kbr.core.io.memory import tensor_bytes
 from kbr.core.kernels import Kernel, Linear

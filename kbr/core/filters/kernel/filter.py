@@ -13,24 +13,24 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.base import never
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult
 from kbr.core.filters.kernel.building import Builder
-from kbr.core.filters.kernel.compression import compressed, with_cost
-from kbr.core.filters.kernel.export import export_step
+from kbr.core.filters.kernel.choosing.held_out import measured, smoothing_measured
+from kbr.core.filters.kernel.choosing.search import Choice, Progress, Space
+from kbr.core.filters.kernel.choosing.tuning import choose
+from kbr.core.filters.kernel.choosing.validation import VALIDATION_STEPS, validation_block
+from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
+from kbr.core.filters.kernel.engines.compression import compressed, with_cost
+from kbr.core.filters.kernel.engines.large import is_large, tuning_part
+from kbr.core.filters.kernel.engines.local import MEDIUM
+from kbr.core.filters.kernel.engines.sensors import check_named
 from kbr.core.filters.kernel.facts import kernel_facts
 from kbr.core.filters.kernel.fitted import Fitted
-from kbr.core.filters.kernel.held_out import measured, smoothing_measured
-from kbr.core.filters.kernel.known_transition import TransitionRatio
-from kbr.core.filters.kernel.large import is_large, tuning_part
-from kbr.core.filters.kernel.local import MEDIUM
+from kbr.core.filters.kernel.growing.partial import GrowingFilter, check_belief
 from kbr.core.filters.kernel.novelty import Reach
 from kbr.core.filters.kernel.operators import transition_pairs
-from kbr.core.filters.kernel.partial import GrowingFilter, check_belief
-from kbr.core.filters.kernel.search import Choice, Progress, Space
-from kbr.core.filters.kernel.sensors import check_named
 from kbr.core.filters.kernel.settings import AUTO
 from kbr.core.filters.kernel.step import Operators, Step
-from kbr.core.filters.kernel.storage import Compression, FittedData
-from kbr.core.filters.kernel.tuning import choose
-from kbr.core.filters.kernel.validation import VALIDATION_STEPS, validation_block
+from kbr.core.filters.kernel.storing.export import export_step
+from kbr.core.filters.kernel.storing.storage import Compression, FittedData
 from kbr.core.filters.lifting import best, lifted
 from kbr.core.filters.sequences import held_last, held_sequences
 from kbr.core.filters.training_data import TrainingData, training_data

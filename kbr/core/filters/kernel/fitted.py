@@ -11,19 +11,23 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Answering, KernelFilterResult
 from kbr.core.filters.kernel.building import Builder, latent_tolerance, observation_tolerance
-from kbr.core.filters.kernel.growing import grown
-from kbr.core.filters.kernel.known_transition import TransitionRatio
-from kbr.core.filters.kernel.landmarks import landmark_operators, landmark_tolerance
-from kbr.core.filters.kernel.large import is_large, large_operators, tuning_part
-from kbr.core.filters.kernel.lift import lift_tolerance
+from kbr.core.filters.kernel.choosing.tuning import with_ridges
+from kbr.core.filters.kernel.choosing.validation import (
+    MINIMUM_STEPS,
+    data_outside,
+    validation_start,
+)
+from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
+from kbr.core.filters.kernel.dynamics.lift import lift_tolerance
+from kbr.core.filters.kernel.engines.landmarks import landmark_operators, landmark_tolerance
+from kbr.core.filters.kernel.engines.large import is_large, large_operators, tuning_part
+from kbr.core.filters.kernel.engines.sensors import SensorReach
+from kbr.core.filters.kernel.growing.growing import grown
 from kbr.core.filters.kernel.novelty import Reach, reach_of
 from kbr.core.filters.kernel.run import run_filter, run_smoother
-from kbr.core.filters.kernel.sensors import SensorReach
 from kbr.core.filters.kernel.settings import Settings
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.storage import FittedData
-from kbr.core.filters.kernel.tuning import with_ridges
-from kbr.core.filters.kernel.validation import MINIMUM_STEPS, data_outside, validation_start
+from kbr.core.filters.kernel.storing.storage import FittedData
 from kbr.core.filters.lifting import after_one, windows
 from kbr.core.filters.result import AXES
 from kbr.core.units.units import Units

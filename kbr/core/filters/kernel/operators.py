@@ -14,8 +14,8 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.features import Features
 from kbr.core.filters.belief import MomentsTable
+from kbr.core.filters.kernel.dynamics.lift import Lift
 from kbr.core.filters.kernel.engine import State, Update, Weights
-from kbr.core.filters.kernel.lift import Lift
 from kbr.core.filters.kernel.step import Lifted, Move, Operators, Step
 from kbr.core.linalg import ridge_cholesky
 from kbr.core.rules import Rule

@@ -6,10 +6,10 @@ from typing import Any
 
 from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap
+from kbr.core.filters.kernel.choosing.search import GAIN, MANY, START, Space
+from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
 from kbr.core.filters.kernel.engine import ENGINES, Engine
-from kbr.core.filters.kernel.known_transition import TransitionRatio
 from kbr.core.filters.kernel.operators import FilterRatio
-from kbr.core.filters.kernel.search import GAIN, MANY, START, Space
 from kbr.core.inputs import check_positive
 from kbr.core.kernels import Kernel, Linear
 from kbr.core.products import has_profile

@@ -16,18 +16,18 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.features import Features, PivotedCholesky, take_rows
 from kbr.core.filters.kernel.building import Builder
-from kbr.core.filters.kernel.engine import LowRank
-from kbr.core.filters.kernel.fitted import Fitted
-from kbr.core.filters.kernel.large import is_large
-from kbr.core.filters.kernel.operators import dense_operators
-from kbr.core.filters.kernel.settings import Settings
-from kbr.core.filters.kernel.storage import FittedData
-from kbr.core.filters.kernel.validation import (
+from kbr.core.filters.kernel.choosing.validation import (
     FOLDS,
     data_outside,
     squared_errors,
     validation_block,
 )
+from kbr.core.filters.kernel.engine import LowRank
+from kbr.core.filters.kernel.engines.large import is_large
+from kbr.core.filters.kernel.fitted import Fitted
+from kbr.core.filters.kernel.operators import dense_operators
+from kbr.core.filters.kernel.settings import Settings
+from kbr.core.filters.kernel.storing.storage import FittedData
 from kbr.core.kernels import FEW_COORDINATES, Kernel, Linear
 from kbr.core.linalg import pivoted_cholesky, ridge_cholesky
 from kbr.core.per_coordinate import PerCoordinate

@@ -13,15 +13,15 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.base import TrainableFilter
 from kbr.core.filters.belief import KernelBelief, KernelFilterResult, Moments
+from kbr.core.filters.kernel.choosing.held_out import Correction, measured
+from kbr.core.filters.kernel.choosing.search import Choice, Progress
+from kbr.core.filters.kernel.choosing.validation import FOLDS
 from kbr.core.filters.kernel.facts import grids_of, kernel_facts
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.fitted import Fitted
-from kbr.core.filters.kernel.held_out import Correction, measured
-from kbr.core.filters.kernel.search import Choice, Progress
 from kbr.core.filters.kernel.settings import is_free
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.storage import member
-from kbr.core.filters.kernel.validation import FOLDS
+from kbr.core.filters.kernel.storing.storage import member
 from kbr.core.filters.refined.descent import descend
 from kbr.core.filters.refined.readout import RIDGE, Readout, corrected, fit_readout, readout_without
 from kbr.core.filters.training_data import TrainingData

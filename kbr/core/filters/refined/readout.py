@@ -7,9 +7,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult
+from kbr.core.filters.kernel.choosing.validation import even_blocks, validation_block
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.validation import even_blocks, validation_block
 from kbr.core.inputs import check_positive
 from kbr.core.kernels import FEW_COORDINATES
 from kbr.core.linalg import ridge_solve

@@ -19,6 +19,8 @@ from kbr.core.errors import KbrError
 from kbr.core.features import FeatureMap, Features, PivotedCholesky, pivot_triangle, take_rows
 from kbr.core.filters.kernel.building import LATENT_RANK as LOCAL_RANK
 from kbr.core.filters.kernel.building import Builder
+from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
+from kbr.core.filters.kernel.dynamics.lift import RANK, lift_tolerance
 from kbr.core.filters.kernel.engine import (
     Compressed,
     LowRank,
@@ -27,9 +29,7 @@ from kbr.core.filters.kernel.engine import (
     mixer,
     square_pivots,
 )
-from kbr.core.filters.kernel.known_transition import TransitionRatio
-from kbr.core.filters.kernel.lift import RANK, lift_tolerance
-from kbr.core.filters.kernel.local import Local, LocalOperators, local_note
+from kbr.core.filters.kernel.engines.local import Local, LocalOperators, local_note
 from kbr.core.filters.kernel.operators import (
     LatentSums,
     LearnedOperators,

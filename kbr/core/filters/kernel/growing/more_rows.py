@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kbr.core.errors import KbrError
+from kbr.core.filters.kernel.engines.local import MEDIUM
 from kbr.core.filters.kernel.fitted import Fitted
-from kbr.core.filters.kernel.local import MEDIUM
-from kbr.core.filters.kernel.storage import FittedData
+from kbr.core.filters.kernel.storing.storage import FittedData
 from kbr.core.filters.lifting import differences, pace_of, windows
 from kbr.core.filters.sequences import held_sequences, split
 from kbr.core.filters.training_data import TrainingData, training_data

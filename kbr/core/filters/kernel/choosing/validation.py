@@ -15,14 +15,14 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.features import Features
 from kbr.core.filters.kernel.building import TOLERANCE, Builder, Scale
-from kbr.core.filters.kernel.climb import Cell, Score
+from kbr.core.filters.kernel.choosing.climb import Cell, Score
+from kbr.core.filters.kernel.choosing.search import Row, RowOf
+from kbr.core.filters.kernel.dynamics.lift import Lift
 from kbr.core.filters.kernel.engine import ActiveSet, Compressed, LowRank, Update
-from kbr.core.filters.kernel.lift import Lift
-from kbr.core.filters.kernel.local import LEAST, MEDIUM, Local
+from kbr.core.filters.kernel.engines.local import LEAST, MEDIUM, Local
 from kbr.core.filters.kernel.run import run_filter
-from kbr.core.filters.kernel.search import Row, RowOf
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.storage import FittedData
+from kbr.core.filters.kernel.storing.storage import FittedData
 from kbr.core.filters.result import mean_squared_error
 from kbr.core.filters.sequences import (
     Pair,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from kbr.core.filters.kernel.search import SCALE_BOUNDS, Bounds
+from kbr.core.filters.kernel.choosing.search import SCALE_BOUNDS, Bounds
 
 FLOORS = (0.0, 0.01, 0.03, 0.1, 0.3)  # of the ratio, as shares of its largest value
 TRIALS = 20  # at most

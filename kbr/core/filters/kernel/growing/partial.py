@@ -13,10 +13,10 @@ from kbr.core.features import Features
 from kbr.core.filters.belief import KernelBelief
 from kbr.core.filters.kernel.engine import LowRank
 from kbr.core.filters.kernel.fitted import Fitted
-from kbr.core.filters.kernel.more_rows import with_rows
+from kbr.core.filters.kernel.growing.more_rows import with_rows
 from kbr.core.filters.kernel.operators import LearnedOperators
-from kbr.core.filters.kernel.saving import SavedFilter
 from kbr.core.filters.kernel.step import Operators
+from kbr.core.filters.kernel.storing.saving import SavedFilter
 
 BADLY = 0.3  # share of k(z, z) that features may leave out of a new row
 COMPARED = 512  # rows of the fit, evenly spaced, that new rows are compared with

@@ -16,12 +16,12 @@ import kbr
 from kbr.core.errors import KbrError
 from kbr.core.features import Identity, Nystroem, PivotedCholesky, RandomFourier
 from kbr.core.filters.base import TrainableFilter
+from kbr.core.filters.kernel.choosing.held_out import measured
 from kbr.core.filters.kernel.engine import Engine
 from kbr.core.filters.kernel.fitted import Fitted
-from kbr.core.filters.kernel.held_out import measured
 from kbr.core.filters.kernel.operators import FilterRatio
 from kbr.core.filters.kernel.settings import AUTO, SETTINGS, Settings
-from kbr.core.filters.kernel.storage import KIND, pack, unpack
+from kbr.core.filters.kernel.storing.storage import KIND, pack, unpack
 from kbr.core.io import checkpoint
 from kbr.core.kernels import Kernel
 from kbr.core.mixtures import Mixture

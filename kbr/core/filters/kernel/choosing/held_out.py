@@ -14,19 +14,19 @@ from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult
 from kbr.core.filters.kernel.building import Builder
-from kbr.core.filters.kernel.fitted import Fitted
-from kbr.core.filters.kernel.large import is_large
-from kbr.core.filters.kernel.local import Local
-from kbr.core.filters.kernel.run import Queries, run_filter, run_forecast, run_smoother
-from kbr.core.filters.kernel.sensors import SensorOperators
-from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.storage import FittedData
-from kbr.core.filters.kernel.validation import (
+from kbr.core.filters.kernel.choosing.validation import (
     MINIMUM_STEPS,
     held_out_block,
     leave_out,
     validation_block,
 )
+from kbr.core.filters.kernel.engines.large import is_large
+from kbr.core.filters.kernel.engines.local import Local
+from kbr.core.filters.kernel.engines.sensors import SensorOperators
+from kbr.core.filters.kernel.fitted import Fitted
+from kbr.core.filters.kernel.run import Queries, run_filter, run_forecast, run_smoother
+from kbr.core.filters.kernel.step import Operators
+from kbr.core.filters.kernel.storing.storage import FittedData
 from kbr.core.filters.lifting import windows
 from kbr.core.filters.sequences import LEAD, Piece, blocks_all_over, excerpts, split
 from kbr.core.uncertainty.calibration import (

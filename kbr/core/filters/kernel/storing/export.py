@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from kbr.core.errors import KbrError
+from kbr.core.filters.kernel.dynamics.known_transition import KnownOperators
 from kbr.core.filters.kernel.engine import LowRank
-from kbr.core.filters.kernel.known_transition import KnownOperators
 from kbr.core.filters.kernel.novelty import Reach
 from kbr.core.filters.kernel.step import Step
 from kbr.core.io.checkpoint import write_atomically

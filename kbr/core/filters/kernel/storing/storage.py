@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel.landmarks import Landmarks
-from kbr.core.filters.kernel.search import CHOICES, Choice, Edge
+from kbr.core.filters.kernel.choosing.search import CHOICES, Choice, Edge
+from kbr.core.filters.kernel.engines.landmarks import Landmarks
 from kbr.core.filters.sequences import Sequences, lengths_outside, outside
 from kbr.core.uncertainty.calibration import Calibration
 from kbr.core.units.sensors import Sensors

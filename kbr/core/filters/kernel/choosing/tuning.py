@@ -12,9 +12,8 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.building import Builder
-from kbr.core.filters.kernel.climb import Cell, climb
-from kbr.core.filters.kernel.known_transition import TransitionRatio
-from kbr.core.filters.kernel.search import (
+from kbr.core.filters.kernel.choosing.climb import Cell, climb
+from kbr.core.filters.kernel.choosing.search import (
     ETA_BOUNDS,
     SCALE_BOUNDS,
     Best,
@@ -28,14 +27,15 @@ from kbr.core.filters.kernel.search import (
     search_controls,
     search_sensors,
 )
-from kbr.core.filters.kernel.settings import AUTO, WIDTHS, is_free
-from kbr.core.filters.kernel.validation import (
+from kbr.core.filters.kernel.choosing.validation import (
     cell_errors,
     errors_on,
     even_blocks,
     held_out_block,
     validation_block,
 )
+from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
+from kbr.core.filters.kernel.settings import AUTO, WIDTHS, is_free
 from kbr.core.filters.sequences import Sequences
 from kbr.core.kernels import Kernel
 from kbr.core.rules import ImportanceWeightedRule

@@ -15,19 +15,19 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.features import Features
+from kbr.core.filters.kernel.dynamics.known_transition import KnownOperators
 from kbr.core.filters.kernel.engine import ActiveSet, LowRank, with_more
-from kbr.core.filters.kernel.known_transition import KnownOperators
-from kbr.core.filters.kernel.large import LARGE, is_large, latent_table
-from kbr.core.filters.kernel.local import LocalOperators, local_note
+from kbr.core.filters.kernel.engines.large import LARGE, is_large, latent_table
+from kbr.core.filters.kernel.engines.local import LocalOperators, local_note
+from kbr.core.filters.kernel.engines.sensors import SensorOperators
 from kbr.core.filters.kernel.operators import (
     LatentSums,
     LearnedOperators,
     learned_operators,
     transition_pairs,
 )
-from kbr.core.filters.kernel.sensors import SensorOperators
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.storage import FittedData
+from kbr.core.filters.kernel.storing.storage import FittedData
 from kbr.core.filters.sequences import lengths_outside
 from kbr.core.io.memory import check_memory
 

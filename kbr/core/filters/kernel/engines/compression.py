@@ -7,11 +7,11 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.building import Builder
+from kbr.core.filters.kernel.engines.landmarks import choose_landmarks
 from kbr.core.filters.kernel.fitted import Fitted
-from kbr.core.filters.kernel.landmarks import choose_landmarks
 from kbr.core.filters.kernel.novelty import Reach, reach_of
 from kbr.core.filters.kernel.operators import FilterRatio
-from kbr.core.filters.kernel.storage import Compression, pack, unpack
+from kbr.core.filters.kernel.storing.storage import Compression, pack, unpack
 from kbr.core.filters.result import mean_squared_error
 from kbr.core.io.memory import check_memory
 from kbr.core.kernels import squared_distances

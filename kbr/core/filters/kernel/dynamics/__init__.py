@@ -1,0 +1,1 @@
+"""Transitions beside the learned one: moved by controls, or known."""

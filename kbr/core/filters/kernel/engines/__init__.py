@@ -1,0 +1,1 @@
+"""Forms of the step for many points, few points, and sensors that may be absent."""

@@ -1,0 +1,1 @@
+"""`partial_fit`: more training pairs, later."""

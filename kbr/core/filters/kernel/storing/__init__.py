@@ -1,0 +1,1 @@
+"""A filter in files: checkpoints and exported programs."""
