@@ -75,8 +75,9 @@ class LearnedOperators(FeatureOperators):
     """Operators on all training points.
 
     Math: E = (C_prev + lam' I)^-1 C_prev,post;  w+ = Phi_prev (C_prev + lam' I)^-1 u / k.
-    `marginal` is the Cholesky factor of C_ZZ + eta I, `ridged` that of C_prev + lam' I. Predictions
-    have their weight on the rows `after`, each of which follows one of `before`. `own` is the ratio
+    `marginal` is the Cholesky factor of C_ZZ + eta I, `ridged` that of C_prev + lam' I, and
+    `predictor` is E (C_ZZ + eta I)^-1, which leads to the ratio in one product. Predictions have
+    their weight on the rows `after`, each of which follows one of `before`. `own` is the ratio
     where it is not KuLSIF's. `notes` say where a kernel's rank was cut, and what to set instead.
     `lift` joins latents with controls: then it gives Phi_prev, and beliefs are lifted.
     """
@@ -84,6 +85,7 @@ class LearnedOperators(FeatureOperators):
     sums: LatentSums
     marginal: Float[Tensor, "*b p p"]
     ridged: Float[Tensor, "*b q q"]
+    predictor: Float[Tensor, "*b q p"]
     before: Int[Tensor, "k"]
     after: Int[Tensor, "k"]
     own: PredictedRatio | None = None
@@ -102,7 +104,7 @@ class LearnedOperators(FeatureOperators):
 
     def ratio(self, m: State, weights: Callable[[], Weights] | None = None) -> Weights:
         if self.own is None or weights is None:
-            return at_rows(torch.cholesky_solve(m.mT, self.marginal).mT, self.phi)
+            return self.at_points(torch.cholesky_solve(m.mT, self.marginal).mT)
         ratio, expected = self.own(m, weights), (*m.shape[:-1], self.n)
         if ratio.shape != expected:
             raise KbrError(
@@ -110,6 +112,15 @@ class LearnedOperators(FeatureOperators):
                 f"{list(expected)}, a value for each training point; got {list(ratio.shape)}."
             )
         return ratio.to(m.dtype)
+
+    def ahead_ratio(self, state: State, u: Move = None) -> Weights:
+        if self.own is not None:
+            return super().ahead_ratio(state, u)
+        return self.at_points(self.lifted(state, u) @ self.predictor)
+
+    def at_points(self, solved: State) -> Weights:
+        """The ratio Phi s, with s = (C_ZZ + eta I)^-1 m."""
+        return at_rows(solved, self.phi)
 
     def ahead(self, state: State, u: Move = None) -> Step:
         solved = torch.cholesky_solve(self.lifted(state, u).mT, self.ridged).mT / len(self.before)
@@ -136,7 +147,7 @@ class LearnedOperators(FeatureOperators):
         else:
             lift = lift.starting(self.phi.index_select(-2, self.after))
             turned = replace(sums, **lift.sums(self.phi, self.before))
-        dynamics = _dynamics(turned, len(self.before), lam_transition)
+        dynamics = _dynamics(turned, len(self.before), lam_transition, self.marginal)
         dynamics |= {"before": self.after, "after": self.before}
         return replace(self, sums=turned, lift=lift, **dynamics)
 
@@ -162,6 +173,7 @@ def learned_operators(
     own = None
     if isinstance(rule.ratio, FilterRatio):
         own = rule.ratio.for_filter(phi, z.new_zeros(z.shape[:-2]) + eta)
+    marginal = ridge_cholesky(sums.total / z.shape[-2], ridge=eta, name="eta")
     return LearnedOperators(
         rule=rule,
         update=update,
@@ -169,13 +181,13 @@ def learned_operators(
         readout=MomentsTable.of(z),
         phi=phi,
         sums=sums,
-        marginal=ridge_cholesky(sums.total / z.shape[-2], ridge=eta, name="eta"),
+        marginal=marginal,
         before=before,
         after=after,
         own=own,
         notes=notes if lift is None else (*notes, *lift.notes),
         lift=lift,
-        **_dynamics(sums, len(before), lam_transition),
+        **_dynamics(sums, len(before), lam_transition, marginal),
     )
 
 
@@ -205,9 +217,11 @@ def dense_operators(
     return learned_operators(rule, update, z, phi, sums, lengths, **dynamics)
 
 
-def _dynamics(sums: LatentSums, k: int, lam: float | Tensor) -> dict[str, Any]:
+def _dynamics(sums: LatentSums, k: int, lam: float | Tensor, marginal: Tensor) -> dict[str, Any]:
     ridged = ridge_cholesky(sums.early / k, ridge=lam, name="lam_transition")
-    return {"ridged": ridged, "transition": torch.cholesky_solve(sums.cross / k, ridged)}
+    transition = torch.cholesky_solve(sums.cross / k, ridged)
+    predictor = torch.cholesky_solve(transition.mT, marginal).mT
+    return {"ridged": ridged, "transition": transition, "predictor": predictor}
 
 
 def transition_pairs(lengths: Sequence[int]) -> tuple[Int[Tensor, "k"], Int[Tensor, "k"]]:

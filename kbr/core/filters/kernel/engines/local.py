@@ -8,7 +8,6 @@ those near the prediction are found by cells of neighbouring latents, so that a 
 on n.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -159,12 +158,11 @@ class LocalOperators(LearnedOperators):
         inside = operators.phi.float()[cells.rows]
         return cls(**vars(operators), cells=cells, near=near, inside=inside)
 
-    def ratio(self, m: State, weights: Callable[[], Weights] | None = None) -> Weights:
+    def at_points(self, solved: State) -> Weights:
         """As with all points, but zero in cells whose ratio is far below the rule's floor."""
         floor = float(getattr(self.rule, "floor", 0.0))
-        if self.own is not None or not floor:
-            return super().ratio(m, weights)
-        solved = torch.cholesky_solve(m.mT, self.marginal).mT
+        if not floor:
+            return super().at_points(solved)
         at = at_rows(solved, self.near)
         close = at > FAR * floor * at.amax(-1, keepdim=True)
         kept = close.any(-2).nonzero().squeeze(-1)
