@@ -3,6 +3,8 @@
 import json
 import os
 import pty
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -19,7 +21,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 import torch
-from command_line import call
+from command_line import ROOT, call
+from PIL import Image
 
 from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter
 from kbr.app.live import server
@@ -188,6 +191,20 @@ def test_the_help_names_it():
     said = call("--help", script="kbr-filter").stdout
     assert "--serve alone: port 8765 of this machine" in said
     assert str(PORT) in said
+
+
+def test_commands_of_the_documents_are_taken():
+    """From kbr-filter to the end of its words; `...` stands for what a reader fills in."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pattern = r"kbr-filter((?: +(?:--)?[a-z_]+(?:=[^\s`]+)?(?=[\s`]))+)"
+    found = [words for page in pages for words in re.findall(pattern, page.read_text())]
+    typed = [shlex.split(words) for words in found if "run=" in words]
+    assert len(typed) > 6
+    assert {"--serve", "serve=8000", "serve=0.0.0.0:8000"} <= {
+        word for one in typed for word in one
+    }
+    for words in typed:
+        parse(words)
 
 
 def test_a_port_in_use_is_one_line_and_nothing_is_written(saved, two, page, tmp_path):
@@ -528,14 +545,38 @@ def test_at_a_terminal_the_page_stays_until_ctrl_c(saved, tmp_path):
             assert process.wait(timeout=60) == 0
 
 
+def chromium():
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("no Chromium on this machine to open the page in")
+    return found
+
+
+def is_a_picture(path):
+    with Image.open(path) as picture:
+        return picture.format == "PNG" and picture.width == 1280
+
+
+def test_the_picture_of_the_page_is_small_and_linked():
+    path, page = ROOT / "docs" / "results" / "live.png", ROOT / "docs" / "deploying.md"
+    assert is_a_picture(path)
+    assert path.stat().st_size < 200_000
+    assert "](results/live.png)" in page.read_text()
+
+
+@pytest.mark.slow
+def test_the_picture_of_the_page_is_made_by_its_tool(tmp_path):
+    pytest.importorskip("playwright.sync_api", reason="needs kbr[check]")
+    words = ["--rows", "60", "--output", str(tmp_path / "live.png"), "--chromium", chromium()]
+    subprocess.run([sys.executable, ROOT / "docs/tools/live_picture.py", *words], check=True)
+    assert is_a_picture(tmp_path / "live.png")
+
+
 @pytest.mark.slow
 def test_ten_thousand_steps_in_chromium(saved, tmp_path):
     """Drawn as they come, beside a reader that stands still and a page that leaves."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs kbr[check]")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    chromium = next((path for name in names if (path := shutil.which(name))), None)
-    if chromium is None:
-        pytest.skip("no Chromium on this machine to open the page in")
     steps, x = 10_000, DATA.x_test.tolist()
     lines = [json.dumps(None if k % 50 > 44 else x[k % 20]) + "\n" for k in range(steps)]
     faults, pipe = [], subprocess.PIPE
@@ -546,7 +587,7 @@ def test_ten_thousand_steps_in_chromium(saved, tmp_path):
         ) as process,
     ):
         url = process.stderr.readline().split()[-1]
-        browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = player.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page, leaving = browser.new_page(), browser.new_page()
         page.on("console", lambda m: faults.append(m.text) if m.type == "error" else None)
         page.on("pageerror", lambda error: faults.append(str(error)))

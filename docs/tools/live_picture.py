@@ -49,7 +49,7 @@ def filtering(run: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.communicate()
 
 
-def take(output: Path, *, chromium: str, width: int, scheme: str, rows: int = 400) -> None:
+def take(output: Path, *, chromium: str, width: int, scheme: str, rows: int) -> None:
     with tempfile.TemporaryDirectory() as name, sync_playwright() as player:
         texts = list(lines(Path(name), rows))
         browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -73,11 +73,13 @@ def main() -> None:
     parser.add_argument("--chromium", default=next(filter(None, map(shutil.which, NAMES)), None))
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--dark", action="store_true")
+    parser.add_argument("--rows", type=int, default=400, help="that are streamed")
     given = parser.parse_args()
     if given.chromium is None:
         sys.exit("no Chromium found: install it, or name it with --chromium.")
     scheme = "dark" if given.dark else "light"
-    take(given.output, chromium=given.chromium, width=given.width, scheme=scheme)
+    keys = {"chromium": given.chromium, "width": given.width, "rows": given.rows}
+    take(given.output, scheme=scheme, **keys)
     print(f"wrote {given.output}: {given.output.stat().st_size / 1000:.0f} kB")
 
 

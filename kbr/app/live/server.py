@@ -22,12 +22,13 @@ from kbr.app.live.address import Address, Door
 from kbr.app.live.ring import Ring
 from kbr.core.errors import KbrError
 
-READERS = 8  # pages that may follow the stream at once
+READERS = 5  # pages that follow the stream at once; a browser has six connections to a host
 CONNECTIONS = 32  # threads at most, those of readers among them
 PACE = 20  # looks for new steps a second
 BATCH = 200  # steps sent in one event
 QUIET = 5.0  # seconds without a step after which a sign of life is sent
 PATIENCE = 30.0  # seconds that a reader may take for one event
+POLL = 0.1  # seconds that closing may take
 BUFFER = 2**16  # bytes under way to a reader
 FILES = {
     "": ("live.html", "text/html; charset=utf-8"),
@@ -63,8 +64,8 @@ class LiveServer(ThreadingTCPServer):
         folder = files("kbr.app.live") / "files"
         self.files = {path: (folder / name).read_bytes() for path, (name, _) in FILES.items()}
         try:
-            kind = socket.SOCK_STREAM
-            self.address_family, *_, at = socket.getaddrinfo(*_pair(address), type=kind)[0]
+            where, kind = (address.host, address.port), socket.SOCK_STREAM
+            self.address_family, *_, at = socket.getaddrinfo(*where, type=kind)[0]
             super().__init__(at, _Handler)  # type: ignore[arg-type]
         except (OSError, UnicodeError) as error:
             why = error.strerror if isinstance(error, OSError) else error
@@ -75,8 +76,7 @@ class LiveServer(ThreadingTCPServer):
         bound, port = self.socket.getsockname()[:2]
         self.door = Door.of(address.host, bound)
         self.url = self.door.url(address.host, port)
-        keys = {"target": self.serve_forever, "kwargs": {"poll_interval": 0.1}}
-        threading.Thread(**keys, daemon=True, name="live page").start()
+        threading.Thread(target=self.serve_forever, args=(POLL,), daemon=True).start()
 
     def end(self, ending: str, patience: float = 0.0) -> None:
         """Tells all readers, and waits until they know: so many seconds at most."""
@@ -114,10 +114,6 @@ class LiveServer(ThreadingTCPServer):
         """Says nothing of a browser that has gone."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
-
-
-def _pair(address: Address) -> tuple[str, int]:
-    return address.host, address.port
 
 
 class _Handler(BaseHTTPRequestHandler):
