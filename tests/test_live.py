@@ -499,7 +499,25 @@ def test_who_leaves_frees_all(page, monkeypatch):
     for _ in range(3):  # who never asks for anything is not waited for either
         socket.create_connection(("127.0.0.1", urlsplit(page.server.url).port)).close()
     until(lambda: page.server.slots._value == server.CONNECTIONS)
-    until(lambda: threading.active_count() == threads)
+    until(lambda: threading.active_count() <= threads)
+
+
+def test_who_reads_nothing_at_all_is_let_go(page, monkeypatch):
+    monkeypatch.setattr(server, "PATIENCE", 0.2)
+    for _ in range(2000):
+        page.ring.add(json.dumps({"pad": "x" * 1000}))
+    reader = Reader(page.server.url, buffer=4096)
+    assert reader.status == 200
+    until(lambda: page.server.readers == 0)
+    reader.close()
+
+
+def test_a_quiet_stream_gives_signs_of_life(page, monkeypatch):
+    monkeypatch.setattr(server, "QUIET", 0.1)
+    reader = Reader(page.server.url)
+    assert reader.event()[0] == "facts"
+    assert [reader.file.readline() for _ in range(4)] == [b": still here\n", b"\n"] * 2
+    reader.close()
 
 
 def test_connections_are_limited(page):

@@ -66,7 +66,8 @@ class View:
         names = list(map(_short, self.units.x_names or ()))
         if not names:
             size = " x ".join(map(str, self.shape)) or "1"
-            return f"frames {size}" if len(self.shape) > 1 else f"{size} column(s)"
+            columns = "1 column" if size == "1" else f"{size} columns"
+            return f"frames {size}" if len(self.shape) > 1 else columns
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         return f"{', '.join(names[:NAMED])}{more}"
 

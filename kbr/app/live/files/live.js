@@ -78,7 +78,8 @@ function describe(some) {
   at("place").textContent = place.join(", ");
   at("evidence").textContent = row.seen ? "yes" : "none: a prediction";
   const gaps = some.filter((one) => !one.seen).length;
-  at("lost").textContent = `none in ${count(gaps)} of the last ${count(some.length)} steps`;
+  const lost = gaps ? `none in ${count(gaps)}` : "at all";
+  at("lost").textContent = `${lost} of the last ${count(some.length)} steps`;
   const times = some.map((one) => one.ms), sorted = [...times].sort((a, b) => a - b);
   const median = sorted[Math.floor(sorted.length / 2)];
   at("ms").textContent = milliseconds(row.ms);
