@@ -4,7 +4,7 @@
 
 Times are CPU times of one thread, the median of alternating rounds; a step leaves a belief,
 whose moments are computed when asked for. Memory is what the process holds (Linux), after a
-warm-up, in the middle and at the end of many steps.
+warm-up, in the middle and at the end of many steps; with --serve, a reader follows the live page.
 """
 
 import argparse
@@ -13,12 +13,18 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from urllib.request import urlopen
 
 import torch
 
 from kbr import Belief, ImportanceWeightedRule, KernelBayesFilter
+from kbr.app.live.view import View
 from kbr.core.datasets.dynamics import Rotation
 
 
@@ -53,7 +59,24 @@ def memory(filt: KernelBayesFilter, x: torch.Tensor, steps: int) -> list[float]:
     return found
 
 
-def memory_of_command(filt: KernelBayesFilter, x: torch.Tensor, steps: int) -> list[float]:
+def live_cost(filt: KernelBayesFilter, x: torch.Tensor) -> tuple[float, float]:
+    """CPU seconds of a step with its moments, and of what the live page adds to it."""
+    view = View(title="", units=filt.units, shape=tuple(filt.shape), dz=2, raw=False)
+    belief, steps, shown = filt.init(), [], []
+    for row in x:
+        started = time.process_time()
+        belief = filt.step(belief, row)
+        _ = belief.mean, belief.cov
+        stepped = time.process_time()
+        view.step(belief, {}, 0.0)
+        steps.append(stepped - started)
+        shown.append(time.process_time() - stepped)
+    return median(steps), median(shown)
+
+
+def memory_of_command(
+    filt: KernelBayesFilter, x: torch.Tensor, steps: int, *, serve: bool = False
+) -> list[float]:
     """The same of kbr-filter, which reads a pipe and answers into another."""
     with tempfile.TemporaryDirectory() as folder:
         filt.save(Path(folder) / "filter.ckpt")
@@ -61,9 +84,16 @@ def memory_of_command(filt: KernelBayesFilter, x: torch.Tensor, steps: int) -> l
         pipe = subprocess.PIPE
         lines = [f"{json.dumps(row)}\n" for row in x.tolist()]
         found = []
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as made:
+        command += ["serve=0"] if serve else []
+        pipes = {"stdin": pipe, "stdout": pipe, "stderr": pipe if serve else None}
+        with ExitStack() as stack, subprocess.Popen(command, text=True, bufsize=1, **pipes) as made:
             assert made.stdin is not None
             assert made.stdout is not None
+            if serve:
+                assert made.stderr is not None
+                url = made.stderr.readline().split()[-1]
+                events = stack.enter_context(urlopen(f"{url}events"))
+                threading.Thread(target=deque, args=(events, 0), daemon=True).start()
             for t in range(1, steps + 1):
                 made.stdin.write(lines[t % len(lines)])
                 assert made.stdout.readline()
@@ -104,7 +134,11 @@ def main() -> None:
         data = Rotation().generate(n_train=100, n_test=1000, seed=0)
         filt = KernelBayesFilter(rule=rule, eta=1e-5, scales=(1.0,))
         filt.fit(data.x_train, data.z_train)
-        for name, measure in {"step": memory, "kbr-filter": memory_of_command}.items():
+        spent, more = live_cost(filt, data.x_test)
+        print(f"a step {1e3 * spent:.3f} ms, of the live page {1e3 * more:.3f} ms more")
+        served = partial(memory_of_command, serve=True)
+        ways = {"step": memory, "kbr-filter": memory_of_command, "kbr-filter --serve": served}
+        for name, measure in ways.items():
             found = measure(filt, data.x_test, options.steps)
             shown = ", ".join(f"{value:.1f}" for value in found)
             print(f"{name}, {options.steps} times: {shown} MB at the start, half way, at the end")

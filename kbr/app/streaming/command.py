@@ -2,26 +2,30 @@
 
 kbr-filter run=outputs/... input=new.csv output=beliefs.csv to=csv
 tail -f sensor.jsonl | kbr-filter run=filter.ckpt | your-program
+tail -f sensor.jsonl | kbr-filter run=filter.ckpt --serve > beliefs.jsonl
 """
 
 import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from contextlib import ExitStack, nullcontext, suppress
 from glob import has_magic
 from itertools import combinations
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 
 import kbr
+from kbr.app.live.page import LivePage
+from kbr.app.live.view import View
 from kbr.app.recordings.columns import DECIMALS
 from kbr.app.recordings.kinds.table import read_csv
 from kbr.app.recordings.read import READERS
 from kbr.app.streaming.csv_rows import csv_rows
+from kbr.app.streaming.options import USAGE, Options, parse
 from kbr.app.streaming.output import Unwritten, Writer, opened
 from kbr.app.streaming.rows import Format, Row, json_rows, recording_rows, trend_rows
 from kbr.app.streaming.signals import Stopped, Stopping
@@ -29,91 +33,7 @@ from kbr.app.streaming.state import read_belief, save_belief
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import Belief
 from kbr.core.units.trend import Trend
-from kbr.core.units.units import did_you_mean
 from kbr.loading import checkpoint_of, identity, load_filter
-
-USAGE = """usage: kbr-filter run=<run folder or .ckpt> [key=value ...]
-
-  run        a run folder, its best.ckpt, or a file written by filt.save
-  input      .jsonl, .csv, .npz, .parquet, .mat or video, a pattern
-             (logs/*.csv), a folder of such, of x.npy or of frames
-             with states.csv; - for standard input                [-]
-  output     a file; - for standard output                        [-]
-  from       jsonl or csv: what standard input holds              [jsonl]
-  to         jsonl or csv: what is written                        [jsonl]
-  cov        calibrated or raw covariances                        [calibrated]
-  decimal    point or comma in CSV                                [as trained]
-  on_error   stop or skip a line that cannot be read              [stop]
-  state      a file that keeps the belief between two calls       [none]
-  trial      which trial of a run with several                    [0]
-  trust      modules of yours that the filter is of: [mine,more]  [none]
-  max_gb     the most that one array of an npz may take           [0.5]
-
-Columns are found by name: a CSV header, or JSON objects {"column": value}.
-Without names, numbers stand in the order of training: 0.1,0.2 or [0.1, 0.2]
-or {"x": [0.1, 0.2]}, nested lists for frames. A missing observation is null,
-nan or an empty cell: the belief is predicted. Where rows state a sequence or
-a time, another sequence and a gap in time start the belief anew.
-An output file appears when all is written; to follow it, use > or tee."""
-CHOICES = {
-    "from": ("jsonl", "csv"),
-    "to": ("jsonl", "csv"),
-    "cov": ("calibrated", "raw"),
-    "decimal": tuple(DECIMALS),
-    "on_error": ("stop", "skip"),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The keys of the command."""
-
-    run: str
-    input: str = "-"
-    output: str = "-"
-    source: str = "jsonl"  # the key `from`
-    to: str = "jsonl"
-    cov: str = "calibrated"
-    decimal: str | None = None
-    on_error: str = "stop"
-    state: str | None = None
-    trial: int = 0
-    trust: tuple[str, ...] = ()
-    max_gb: float = 0.5
-
-    def __post_init__(self) -> None:
-        for key, values in CHOICES.items():
-            value = getattr(self, "source" if key == "from" else key)
-            if value is not None and value not in values:
-                raise KbrError(f"{key} must be {' or '.join(values)}; got {value!r}.")
-
-
-def parse(arguments: list[str]) -> Options:
-    """key=value words as options; a misspelt key is named."""
-    known = {"from" if f.name == "source" else f.name: f.name for f in fields(Options)}
-    options: dict[str, Any] = {}
-    for word in arguments:
-        key, equals, value = word.partition("=")
-        if not equals or key not in known:
-            raise KbrError(
-                f"{word!r} is no key=value of {', '.join(sorted(known))}."
-                f"{did_you_mean([key.lstrip('-')], list(known))}"
-            )
-        if known[key] in options:
-            raise KbrError(f"{key} is given twice. Give it once.")
-        options[known[key]] = value
-    if not options.get("run"):
-        raise KbrError("say which filter to run: kbr-filter run=<run folder or .ckpt> ...")
-    for key, kind, what in (("trial", int, "a whole number"), ("max_gb", float, "a number")):
-        try:
-            if key in options:
-                options[key] = kind(options[key])
-        except ValueError:
-            raise KbrError(f"{key} must be {what}; got {options[key]!r}.") from None
-    if "trust" in options:
-        names = options["trust"].strip("[]").split(",")
-        options["trust"] = tuple(name.strip() for name in names if name.strip())
-    return Options(**options)
 
 
 def main() -> None:
@@ -145,51 +65,78 @@ def stream(options: Options) -> int:
     However it ends, an output file holds all that was answered, and the state is that after the
     last answer; where nothing was answered, both stay as they were.
     """
-    stopping, done = Stopping(), 0
+    stopping = Stopping()
     with stopping.listening():
         _check_paths(options)
         with stopping.waiting():
             filt = _load(options)
-        state = Path(options.state) if options.state else None
-        owner = "" if state is None else identity(options.run, trial=options.trial)
-        belief = filt.init() if state is None else read_belief(filt, state, owner)
-        failed: KbrError | Stopped | BrokenPipeError | None = None
-        with ExitStack() as stack:
-            rows = _rows(options, filt, stack)
-            out = stack.enter_context(opened(options.output))
-            write = Writer(
-                out, options.to, filt.units, dz=belief.mean.shape[-1], raw=options.cov == "raw"
-            )
-            left: set[str] = set()  # sequences that have ended
-            try:
-                while True:
-                    with stopping.waiting():
-                        row = next(rows, None)
-                    if row is None:
-                        break
-                    try:
-                        after = _step(filt, belief, row, left)
-                    except KbrError as error:
-                        if options.on_error == "stop":
-                            raise KbrError(f"line {row.line}: {error}") from error
-                        say(f"line {row.line} skipped: {error}")
-                        continue
-                    write(after, row.shown)
-                    belief, done = after, done + 1
-            except (KbrError, Stopped, BrokenPipeError) as error:
-                failed = error
-            if failed is None:
-                write.header([])
-            elif done == 0:
-                raise failed  # what was in the output before stays there
-        if state is not None:
-            save_belief(belief, state, owner)
-        if isinstance(failed, Stopped):
-            kept = f"; the state is in {state}" if state is not None else ""
-            failed.args = (f"{failed} after {done} steps{kept}",)
-        if failed is not None:
-            raise failed
+        with _page(options, filt) as page:
+            done = _answer_all(options, filt, stopping, page)
+            if page is not None:
+                with suppress(Stopped), stopping.waiting():  # all is written: no error
+                    page.stay()
     return done
+
+
+def _answer_all(options: Options, filt: Any, stopping: Stopping, page: LivePage | None) -> int:
+    """The number of steps; output and state are in their files, also where an error ends it."""
+    state, done = Path(options.state) if options.state else None, 0
+    owner = "" if state is None else identity(options.run, trial=options.trial)
+    belief = filt.init() if state is None else read_belief(filt, state, owner)
+    failed: KbrError | Stopped | BrokenPipeError | None = None
+    with ExitStack() as stack:
+        rows = _rows(options, filt, stack)
+        out = stack.enter_context(opened(options.output))
+        write = Writer(
+            out, options.to, filt.units, dz=belief.mean.shape[-1], raw=options.cov == "raw"
+        )
+        left: set[str] = set()  # sequences that have ended
+        try:
+            while True:
+                with stopping.waiting():
+                    row = next(rows, None)
+                if row is None:
+                    break
+                started = perf_counter()
+                try:
+                    after = _step(filt, belief, row, left)
+                except KbrError as error:
+                    if options.on_error == "stop":
+                        raise KbrError(f"line {row.line}: {error}") from error
+                    say(f"line {row.line} skipped: {error}")
+                    continue
+                write(after, row.shown)
+                belief, done = after, done + 1
+                if page is not None:
+                    page(after, row.shown, perf_counter() - started)
+        except (KbrError, Stopped, BrokenPipeError) as error:
+            failed = error
+        if failed is None:
+            write.header([])
+        elif done == 0:
+            raise failed  # what was in the output before stays there
+    if state is not None:
+        save_belief(belief, state, owner)
+    if isinstance(failed, Stopped):
+        kept = f"; the state is in {state}" if state is not None else ""
+        failed.args = (f"{failed} after {done} steps{kept}",)
+    if failed is not None:
+        raise failed
+    return done
+
+
+def _page(options: Options, filt: Any) -> LivePage | nullcontext[None]:
+    """The live page, where one is asked for."""
+    if options.serve is None:
+        return nullcontext()
+    view = View(
+        title=f"{type(filt).__name__} of {Path(options.run).resolve().name}",
+        units=filt.units,
+        shape=tuple(filt.shape),
+        dz=filt.init().mean.shape[-1],
+        raw=options.cov == "raw",
+    )
+    return LivePage(options.serve, view, say)
 
 
 def say(message: str) -> None:
