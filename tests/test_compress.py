@@ -175,13 +175,16 @@ def test_the_exported_step_is_the_filter(filt, rounding, tmp_path):
         assert bool(evidence) == bool(batch.evidence[t])
 
 
-def test_a_filter_of_tables_is_exported_in_silence(tmp_path):
+def test_a_filter_of_tables_is_compressed_and_exported_in_silence(tmp_path):
     """Some of its constants are views, which the writer of programs would warn of."""
     x, z = (
         pd.DataFrame(part[:60].numpy(), columns=["a", "b"]) for part in (DATA.x_train, DATA.z_train)
     )
     filt = KernelBayesFilter(scales=(0.5,), lams=(0.1,)).fit(x, z)
-    filt.compress(20).export(tmp_path / "step.pt2")
+    small = filt.compress(20, x=x, z=z)
+    turned = filt.compress(20, x=x[["b", "a"]], z=z[["b", "a"]])  # found by name
+    assert turned.compression.loss == pytest.approx(small.compression.loss)
+    small.export(tmp_path / "step.pt2")
     assert (tmp_path / "step.pt2").is_file()
 
 
