@@ -105,10 +105,10 @@ def test_notebooks_are_pages_with_their_pictures(monkeypatch):
     page, pictures = tool("notebook_pages", monkeypatch).as_page({"cells": cells}, "n")
     assert page == (
         "# Title\n\n"
-        '!!! note ""\n    This page is a notebook: [download it](n.ipynb) and run it.\n\n'
         "![p](n_opening.png)\n\n"
+        '!!! note ""\n    This page is a notebook: [download it](n.ipynb) and run it.\n\n'
         "[a](../a.md#b) [c](c.md) <details markdown>\n\n"
-        "```python\nf()\ng();\n```\n\n```text\none\ntwo\n```\n\n"
+        "```python\nf()\ng();\n```\n\n``` { .text .output }\none\ntwo\n```\n\n"
         "![what this cell draws](n_3_1.png)\n\n<table><tr></tr></table>\n\n"
         "```sh\nkbr-inspect x.csv\nkbr-filter a=b\n```\n"
     )

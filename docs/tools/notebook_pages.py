@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 LINKS = {r"\]\(\.\./docs/": "](../", r"\]\((\w+)\.ipynb\)": r"](\1.md)"}
+WIDTH = 80  # of text that is laid out in lines; longer ones are sentences
 TABLE = re.compile(r"<table.*?>(.*)</table>", re.DOTALL)
 
 
@@ -34,7 +35,7 @@ def as_page(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, bytes]]
                 else:
                     parts.append(_answer(output))
     note = f'!!! note ""\n    This page is a notebook: [download it]({name}.ipynb) and run it.'
-    return "\n\n".join([parts[0], note, *parts[1:]]) + "\n", pictures
+    return "\n\n".join([*parts[:2], note, *parts[2:]]) + "\n", pictures
 
 
 def _linked(text: str) -> str:
@@ -56,4 +57,5 @@ def _answer(output: dict[str, Any]) -> str:
     if "text/html" in data and (table := TABLE.search("".join(data["text/html"]))):
         return f"<table>{table[1]}</table>"
     text = "".join(output.get("text") or data["text/plain"]).rstrip("\n")
-    return f"```text\n{text}\n```"
+    wrapped = " .wrapped" if max(map(len, text.splitlines()), default=0) > WIDTH else ""
+    return f"``` {{ .text .output{wrapped} }}\n{text}\n```"
