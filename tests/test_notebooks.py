@@ -4,19 +4,23 @@ Here their cells run in the test's process, without drawing; `make notebooks` ru
 """
 
 import ast
+import base64
 import contextlib
 import io
 import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from command_line import call
+from PIL import Image
 from test_doc_commands import NOTEBOOKS, ROOT
+from test_site import tool
 
 NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:e[-+]\d+)?")
 FREE = re.compile(r", at the (?:lower|upper) end[^\n]*|^  (?:fit|memory) .*$", re.MULTILINE)
@@ -151,3 +155,30 @@ def test_readme_and_the_first_page_lead_to_every_notebook():
     for page, folder in (("README.md", "notebooks"), ("docs/index.md", "../notebooks")):
         text = (ROOT / page).read_text()
         assert all(f"]({folder}/{path.name})" in text for path in NOTEBOOKS)
+
+
+def test_what_changes_from_run_to_run_is_taken_out(monkeypatch):
+    """And what is on standard error ends the command; so does a notebook without its picture."""
+    parts = {"nbformat": SimpleNamespace(), "nbclient": SimpleNamespace(NotebookClient=None)}
+    cleaned = tool("notebooks", monkeypatch, **parts).cleaned
+    file = io.BytesIO()
+    Image.new("RGBA", (3, 2), "red").save(file, "png")
+    png = base64.b64encode(file.getvalue()).decode()
+    picture = {"output_type": "display_data", "metadata": {"size": 1}}
+    picture["data"] = {"image/png": png, "text/plain": "<Figure>"}
+    text = ["<f at 0x7f00aa>\r\n", "  fit    1.23 s\n"]
+    printed = {"output_type": "stream", "name": "stdout", "text": text}
+    code = {"cell_type": "code", "source": [], "metadata": {"tags": ["opening"], "execution": 1}}
+    code["outputs"] = [printed, picture]
+    top = {"cell_type": "markdown", "source": [], "metadata": {}}
+    made = cleaned({"metadata": {"machine": "mine"}, "cells": [{**top}, {**top}, code]})
+    assert "machine" not in made["metadata"]
+    assert code["metadata"] == {"tags": ["opening"]}
+    assert printed["text"] == ["<f>\n", "  fit    ... s\n"]
+    [shown_on_top] = made["cells"][1]["attachments"].values()
+    assert picture["data"] == shown_on_top
+    with Image.open(io.BytesIO(base64.b64decode(picture["data"]["image/png"]))) as small:
+        assert (small.size, small.mode) == ((3, 2), "P")
+    for bad in ({**code, "outputs": []}, {**code, "outputs": [{**printed, "name": "stderr"}]}):
+        with pytest.raises(SystemExit, match=r"picture must come|standard error"):
+            cleaned({"metadata": {}, "cells": [{**top}, {**top}, bad]})

@@ -69,7 +69,6 @@ def cleaned(notebook: dict[str, Any]) -> dict[str, Any]:
 
 def _clean(output: dict[str, Any]) -> None:
     """Texts without times and addresses; pictures with a palette and without a description."""
-    output.pop("metadata", None) if output["output_type"] == "stream" else None
     if "text" in output:
         text = "".join(output["text"]).replace("\r\n", "\n")  # of a command
         output["text"] = _stable(text).splitlines(keepends=True)
