@@ -7,7 +7,7 @@ READY := $(VENV)/.installed
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: train test test-cpus test-slow lint format types docs check-docs tensorboard clean help
+.PHONY: train test test-cpus test-slow lint format types docs check-docs notebooks tensorboard clean help
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,9 @@ docs: $(VENV)/.docs  ## the site, into build/site; warnings are errors
 check-docs: docs $(VENV)/.check  ## every page of the site in Chromium
 	$(BIN)/python docs/tools/check_site.py
 
+notebooks: $(VENV)/.notebooks  ## run the notebooks in place
+	$(BIN)/python docs/tools/notebooks.py
+
 tensorboard: $(READY)  ## watch the runs
 	$(BIN)/tensorboard --logdir outputs
 
@@ -61,6 +64,6 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,maze,tune]"
 	@touch $@
 
-$(VENV)/.docs $(VENV)/.check: $(VENV)/.%: $(READY)
+$(VENV)/.docs $(VENV)/.check $(VENV)/.notebooks: $(VENV)/.%: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
 	@touch $@

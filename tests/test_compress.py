@@ -3,6 +3,7 @@
 from functools import cache
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -172,6 +173,19 @@ def test_the_exported_step_is_the_filter(filt, rounding, tmp_path):
         torch.testing.assert_close(mean, batch.mean[t], rtol=0, atol=rounding)
         torch.testing.assert_close(cov, batch.cov[t], rtol=0, atol=rounding)
         assert bool(evidence) == bool(batch.evidence[t])
+
+
+def test_a_filter_of_tables_is_compressed_and_exported_in_silence(tmp_path):
+    """Some of its constants are views, which the writer of programs would warn of."""
+    x, z = (
+        pd.DataFrame(part[:60].numpy(), columns=["a", "b"]) for part in (DATA.x_train, DATA.z_train)
+    )
+    filt = KernelBayesFilter(scales=(0.5,), lams=(0.1,)).fit(x, z)
+    small = filt.compress(20, x=x, z=z)
+    turned = filt.compress(20, x=x[["b", "a"]], z=z[["b", "a"]])  # found by name
+    assert turned.compression.loss == pytest.approx(small.compression.loss)
+    small.export(tmp_path / "step.pt2")
+    assert (tmp_path / "step.pt2").is_file()
 
 
 def test_what_cannot_be_exported_says_so(tmp_path):

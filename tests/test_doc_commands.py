@@ -1,5 +1,6 @@
 """The commands in README and docs are ones the command line takes."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -12,9 +13,18 @@ from kbr.app.config.check import check_config
 from kbr.app.config.resolvers import CONFIGS
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *NOTEBOOKS]
 OWN = ("=mine.",)  # classes that the reader writes; run in test_doc_runs.py
 SCRIPT = re.compile(r"python (train|evaluate)\.py((?: (?!#)[^\s`]+)*)")
+
+
+def text_of(page: Path) -> str:
+    """What a reader sees of a page, or of a notebook's cells; `!` before a command is left out."""
+    if page.suffix != ".ipynb":
+        return page.read_text()
+    cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join(re.sub("^!", "", "".join(c["source"]), flags=re.M) for c in cells)
 
 
 def commands() -> list[tuple[str, str, str]]:
@@ -22,7 +32,7 @@ def commands() -> list[tuple[str, str, str]]:
     return [
         (page.name, script, arguments.strip())
         for page in PAGES
-        for script, arguments in SCRIPT.findall(re.sub(r"\\\n\s*", "", page.read_text()))
+        for script, arguments in SCRIPT.findall(re.sub(r"\\\n\s*", "", text_of(page)))
     ]
 
 

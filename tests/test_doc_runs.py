@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import call
-from test_doc_commands import PAGES, ROOT, commands
+from test_doc_commands import NOTEBOOKS, PAGES, ROOT, commands, text_of
 
 from kbr.loading import RECURRENT
 
@@ -159,9 +159,7 @@ def test_streams_of_the_page_on_deploying_run(desk):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "line", [line for page in PAGES for line in SEARCH.findall(page.read_text())]
-)
+@pytest.mark.parametrize("line", [line for page in PAGES for line in SEARCH.findall(text_of(page))])
 def test_searches_of_the_pages_run(desk, line):
     """Two trials of few epochs each."""
     words = shlex.split(re.sub(r"--trials \d+", "--trials 2", line.replace("\\\n", " ")))
@@ -177,3 +175,5 @@ def test_searches_of_the_pages_run(desk, line):
 def test_no_page_is_left_out():
     assert {page.name for page in PAGES} >= {"README.md", "quickstart.md", "extending.md"}
     assert len(runnable()) > 15
+    assert len(NOTEBOOKS) == 6
+    assert "\nkbr-inspect boat.csv x=" in text_of(NOTEBOOKS[1])  # a command of a cell

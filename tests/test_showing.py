@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import re
 import sys
 
 import matplotlib.pyplot as plt
@@ -11,7 +12,14 @@ import pytest
 import torch
 from matplotlib.patches import Ellipse
 
-from kbr import ExtendedKalmanFilter, KbrError, KernelBayesFilter, StateSpaceModel
+from kbr import (
+    Embedding,
+    ExtendedKalmanFilter,
+    KbrError,
+    KernelBayesFilter,
+    StateSpaceModel,
+    posterior_from_simulations,
+)
 from kbr.core.filters.refined import RefinedFilter
 from kbr.core.filters.result import FilterResult
 from kbr.core.io.memory import tensor_bytes
@@ -333,6 +341,26 @@ class TestSummary:
         assert repr(pickle.loads(pickle.dumps(kind()))) == repr(kind())
         assert again.summary().settings == summary.settings
         torch.testing.assert_close(again.filter(X_TEST).mean, filt.filter(X_TEST).mean)
+
+
+@pytest.mark.filterwarnings("ignore::Warning")
+def test_training_is_quiet_unless_asked(capfd):
+    """Lightning's own bars, a line an epoch in a notebook, are not shown."""
+    LearnedFilter(encoder=MLP, epochs=1, val_every=1, n_fourier=32).fit(X[:40], Z[:40])
+    printed = capfd.readouterr()
+    assert printed.out + printed.err == ""
+
+
+def test_embeddings_and_posteriors_of_simulators_are_a_line():
+    assert repr(Embedding.from_samples(Z)) == "Embedding(120 points in 2 dimension(s))"
+    several = Embedding(torch.zeros(4, 2), torch.ones(3, 4))
+    assert repr(several) == "Embedding(3 x 4 points in 2 dimension(s))"
+    text = repr(posterior_from_simulations(Z, X, X_TEST[0]))
+    assert re.fullmatch(
+        r"SimulationPosterior\(mean \[\S+, \S+\], sd \[\S+, \S+\]; 120 simulations, effective "
+        r"sample size \d+\)",
+        text,
+    )
 
 
 def test_a_bar_counts_the_trials(capsys):

@@ -1,5 +1,6 @@
 """The site: pages in its navigation, public names in its reference, docstrings that read well."""
 
+import base64
 import importlib.util
 import re
 import shutil
@@ -50,7 +51,8 @@ def test_every_page_is_in_the_navigation():
     generated = dict(re.findall(r'"(\w+\.md)": "([\w/]+\.md)"', hooks))
     assert all((ROOT / source).is_file() for source in generated.values())
     there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    assert sorted(named) == sorted(there | set(generated))
+    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert sorted(named) == sorted(there | set(generated) | notebooks)
 
 
 def test_every_public_name_is_in_the_reference():
@@ -76,6 +78,41 @@ def test_formulas_and_tables_of_docstrings_read_well(monkeypatch):
         "- **cov**: calibrated; never None;\n- **mean\\_of\\_x**: not yet;\n"
         "- **lam, eta, etas**: of it."
     )
+
+
+def test_notebooks_are_pages_with_their_pictures(monkeypatch):
+    dot = base64.b64encode(b"dot").decode()
+    text = "[a](../docs/a.md#b) [c](c.ipynb) <details>"
+    code = {"cell_type": "code", "source": ["f()\n", "g();"]}
+    html = ["<div><style></style>\n", '<table border="1" class="frame"><tr></tr></table></div>']
+    outputs = [
+        {"text": ["one\n", "two\n"]},
+        {"data": {"image/png": dot}},
+        {"data": {"text/html": html, "text/plain": ["a"]}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title"]},
+        {
+            "cell_type": "markdown",
+            "source": ["![p](attachment:opening.png)"],
+            "attachments": {"opening.png": {"image/png": dot}},
+        },
+        {"cell_type": "markdown", "source": [text]},
+        {**code, "outputs": outputs},
+        {**code, "source": ["!kbr-inspect x.csv\n", "!kbr-filter a=b"], "outputs": []},
+        {**code, "source": ["# your turn"], "outputs": []},
+    ]
+    page, pictures = tool("notebook_pages", monkeypatch).as_page({"cells": cells}, "n")
+    assert page == (
+        "# Title\n\n"
+        "![p](n_opening.png)\n\n"
+        '!!! note ""\n    This page is a notebook: [download it](n.ipynb) and run it.\n\n'
+        "[a](../a.md#b) [c](c.md) <details markdown>\n\n"
+        "```python\nf()\ng();\n```\n\n``` { .text .output }\none\ntwo\n```\n\n"
+        "![what this cell draws](n_3_1.png)\n\n<table><tr></tr></table>\n\n"
+        "```sh\nkbr-inspect x.csv\nkbr-filter a=b\n```\n"
+    )
+    assert pictures == {"n_opening.png": b"dot", "n_3_1.png": b"dot"}
 
 
 @pytest.mark.slow

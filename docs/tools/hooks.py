@@ -1,12 +1,15 @@
-"""What the site needs beyond docs/: pages of the repository's root, scripts, versions."""
+"""What the site needs beyond docs/: pages of the root, notebooks, scripts, versions."""
 
+import json
 import os
+import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
+from notebook_pages import as_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {  # of the repository's root, by their place in the site
@@ -14,6 +17,7 @@ PAGES = {  # of the repository's root, by their place in the site
     "changelog.md": "CHANGELOG.md",
     "data_files.md": "data/README.md",
 }
+NOTEBOOKS = ROOT / "notebooks"
 SCRIPTS = {  # loaded only by pages that have something to draw
     'class="mermaid"': ("assets/mermaid.min.js",),
     'class="arithmatex"': ("assets/katex/katex.min.js", "theme/math.js"),
@@ -31,6 +35,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that do not stand in docs/."""
     for place, name in PAGES.items():
         files.append(File.generated(config, place, abs_src_path=str(ROOT / name)))
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        place, source = f"notebooks/{path.name}", str(path)
+        files.append(File.generated(config, place, abs_src_path=source))
+        page, pictures = as_page(json.loads(path.read_text(encoding="utf-8")), path.stem)
+        made: dict[str, str | bytes] = {f"{path.stem}.md": page, **pictures}
+        for name, content in made.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
 
 
@@ -38,7 +49,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Links that leave docs/ on GitHub stay inside the site."""
     for place, name in PAGES.items():
         markdown = markdown.replace(f"](../{name})", f"]({place})")
-    return markdown
+    return re.sub(r"\]\(\.\./notebooks/(\w+)\.ipynb\)", r"](notebooks/\1.md)", markdown)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

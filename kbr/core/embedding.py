@@ -15,7 +15,7 @@ from kbr.core.kernels import Gaussian, Kernel, Points
 from kbr.core.linalg import or_one
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Embedding:
     """Points [*b n d] with weights [*c n]; the batch dimensions *b and *c broadcast.
 
@@ -34,6 +34,11 @@ class Embedding:
             )
         if self.points.shape[-2] == 0:
             raise KbrError("an embedding needs at least one point; got none. Pass some samples.")
+
+    def __repr__(self) -> str:
+        *batch, d = self.mean.shape
+        lead = "".join(f"{size} x " for size in batch)
+        return f"{type(self).__name__}({lead}{self.weights.shape[-1]} points in {d} dimension(s))"
 
     @classmethod
     def from_samples(cls, samples: ArrayLike, weights: ArrayLike | None = None) -> "Embedding":

@@ -16,7 +16,7 @@ Ref: Beaumont, Zhang and Balding 2002 and Blum and François 2010 (regression ad
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -49,7 +49,7 @@ LARGEST_CHANGE = 4.0  # of a residual's log variance between two simulations
 FIRST = 0.3  # share of the budget that is simulated from the prior
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SimulationPosterior:
     """The posterior as weighted samples, and the simulations it comes from.
 
@@ -58,9 +58,17 @@ class SimulationPosterior:
     """
 
     embedding: Embedding
-    z: Float[Tensor, "n dz"] = field(repr=False)
-    x: Float[Tensor, "n dx"] = field(repr=False)
-    ratio: Float[Tensor, "n"] = field(repr=False)
+    z: Float[Tensor, "n dz"]
+    x: Float[Tensor, "n dx"]
+    ratio: Float[Tensor, "n"]
+
+    def __repr__(self) -> str:
+        sd = self.cov.diagonal().sqrt().tolist()
+        mean, spread = (", ".join(f"{v:.4g}" for v in part) for part in (self.mean.tolist(), sd))
+        return (
+            f"SimulationPosterior(mean [{mean}], sd [{spread}]; {len(self.z)} simulations, "
+            f"effective sample size {float(self.effective_sample_size):.0f})"
+        )
 
     @property
     def mean(self) -> Float[Tensor, "dz"]:

@@ -160,7 +160,8 @@ def image_shape(shape: Sequence[int], *, encoder: str, minimum: int) -> tuple[in
     if len(shape) != 3 or min(shape) < 1:
         raise KbrError(
             f"{encoder} takes images of shape (channels, height, width); got {tuple(shape)}. "
-            "Reshape the observations, or use the MLP encoder (encoder=mlp), which takes vectors."
+            "Reshape the observations (grey images: x[:, None]), or use the MLP encoder "
+            "(encoder=mlp), which takes vectors."
         )
     c, h, w = (int(size) for size in shape)
     if min(h, w) < minimum:

@@ -158,10 +158,11 @@ class TrainedFilter(BaseFilter):
         `u`, `time`, `time_steps`, `circular`, `angle_unit` and `units` as for
         `KernelBayesFilter.fit`. `trainer` holds arguments of `lightning.Trainer`. `resume` is the
         run folder to continue; a run stopped before its first checkpoint starts anew, which comes
-        to the same. With `progress`, one bar counts the epochs.
+        to the same. With `progress`, one bar counts the epochs; Lightning's own
+        bars are shown by `trainer={"enable_progress_bar": True}`.
         """
         began = perf_counter()
-        trainer = dict(trainer or {})
+        trainer = {"enable_progress_bar": False, **(trainer or {})}
         if progress:
             trainer["callbacks"] = [*trainer.get("callbacks", ()), EpochBar()]
             trainer["enable_progress_bar"] = False

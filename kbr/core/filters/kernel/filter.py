@@ -34,8 +34,9 @@ from kbr.core.filters.kernel.storing.storage import Compression, FittedData
 from kbr.core.filters.lifting import best, lifted
 from kbr.core.filters.sequences import held_last, held_sequences
 from kbr.core.filters.training_data import TrainingData, training_data
-from kbr.core.inputs import ArrayLike, as_tensor
+from kbr.core.inputs import as_tensor
 from kbr.core.uncertainty.calibration import Calibration, next_horizon
+from kbr.core.units.columns import is_table
 from kbr.core.units.sensors import FUSIONS
 from kbr.core.units.units import Units
 
@@ -168,13 +169,12 @@ class KernelBayesFilter(GrowingFilter):
         builder, part = tuning_part(Builder(self.settings), data)
         return choose(builder, replace(part, x=part.x.to(torch.float64)), **options)
 
-    def compress(
-        self, n_landmarks: int, *, x: ArrayLike | None = None, z: ArrayLike | None = None
-    ) -> "KernelBayesFilter":
+    def compress(self, n_landmarks: int, *, x: Any = None, z: Any = None) -> "KernelBayesFilter":
         """A filter of at most so many weighted training pairs, with what it cost measured.
 
-        The cost, `compressed.compression`, is measured on x and z, or on the end of the training
-        sequence. Smaller and faster by the ratio of the pairs; calibration is carried over.
+        The cost, `compressed.compression`, is measured on x and z, arrays or tables, or on the end
+        of the training sequence. Smaller and faster by the ratio of the pairs; calibration is
+        carried over.
         """
         self._refuse("compress")
         small = compressed(self.fitted, n_landmarks)
@@ -187,7 +187,8 @@ class KernelBayesFilter(GrowingFilter):
         else:
             rows: Any = self.units.observations(x)
             seen = self.fitted.windows(rows)
-            truth = as_tensor(z, name="z").to(data.z)
+            values = self.units.latents(z) if is_table(z) and self.units.z_names else z
+            truth = as_tensor(values, name="z").to(data.z)
             truth = truth.unsqueeze(-1) if truth.ndim == 1 else truth
         return self.of(with_cost(small, self.fitted, seen, truth))
 

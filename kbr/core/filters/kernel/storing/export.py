@@ -5,9 +5,8 @@ The program needs torch alone; x, mean and the calibrated covariance are in the 
 last evidence. Zeros are the start, before any observation; NaN in x is a missing observation.
 """
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.dynamics.known_transition import KnownOperators
 from kbr.core.filters.kernel.engine import LowRank
-from kbr.core.filters.kernel.novelty import Reach
 from kbr.core.filters.kernel.step import Step
 from kbr.core.io.checkpoint import write_atomically
 from kbr.core.uncertainty.calibration import LONGEST, next_horizon
@@ -30,16 +28,10 @@ class ExportedStep(nn.Module):
 
     def __init__(self, fitted: "Fitted") -> None:
         super().__init__()
-        # Copies: the writer of programs warns of views and of columns first.
-        operators = fitted.operators
-        tensors = {k: v for k, v in vars(operators).items() if isinstance(v, Tensor)}
-        own: Any = {name: value.clone().contiguous() for name, value in tensors.items()}
-        self.operators = replace(operators, **own)
-        assert isinstance(fitted.reach, Reach)
-        self.reach = replace(fitted.reach, anchors=fitted.reach.anchors.clone())
+        self.operators, self.reach = fitted.operators, fitted.reach
         self.answering, self.units = fitted.answering, fitted.units
-        self.lam = fitted.lam.reshape(1).clone()
-        self.start = operators.start(1)
+        self.lam = fitted.lam.reshape(1)
+        self.start = fitted.operators.start(1)
 
     @property
     def size(self) -> int:
@@ -86,6 +78,8 @@ def export_step(fitted: "Fitted", shape: tuple[int, ...], path: Path) -> None:
     example = (lam.new_zeros(step.size), lam.new_zeros(shape))
     with torch.no_grad():
         program = torch.export.export(step, example)
+    for name, value in program.constants.items():  # copies: the writer warns of views
+        program.constants[name] = value.clone(memory_format=torch.contiguous_format)
     write_atomically(path, lambda temporary: _save(program, temporary))
 
 
