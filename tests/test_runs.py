@@ -351,7 +351,7 @@ def test_ctrl_c_and_the_printed_command_goes_on(tmp_path):
     assert contents(folder / ".hydra") == before
     page = (folder / "report.html").read_text()  # its commands are those of a new run
     assert "resume=" not in page
-    assert "model.filter.epochs=40" in page
+    assert "data.n_train=40" in page
     assert json.loads((folder / "metrics.json").read_text())["test/trials"] == 2
     with (folder / "seed_1" / "csv" / "metrics.csv").open() as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]

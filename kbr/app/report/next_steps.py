@@ -77,7 +77,7 @@ def next_steps(
             f"90 % regions hold {100 * share:.0f} % of the truths: they are wider than the "
             "test rows need."
         )
-    if outcome.alternative is not None:
+    if outcome.alternative is not None and outcome.alternative.is_worth_a_try:
         model = outcome.alternative.model
         yield Step(f"Another model: {outcome.alternative}.", _again(typed, f"model={model}"))
     if metrics["test/trials"] == 1 and not recorded:
@@ -86,8 +86,9 @@ def next_steps(
             _again(typed, f"trials={TRIALS}"),
         )
     others = "model=iw,original" if outcome.evidence is None else "model=iw,lstm"
+    same = "rows" if recorded else "data, seed by seed"
     yield Step(
-        "Is it good? Compare with another model on the same data, seed by seed.",
+        f"Is it good? Compare with another model on the same {same}.",
         command("train", "-m", *without(typed, "model"), others),
     )
 

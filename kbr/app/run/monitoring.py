@@ -22,7 +22,8 @@ PICTURES = (
     "contact_sheet",
     "encoder",
 )
-IN_TABLE = ("test/mse", "val/mse")  # beside the settings; all metrics are a text
+# Beside the settings; of own data in units of the training spread. All metrics are a text.
+IN_TABLE = ("test/mse", "test/mse_standardised", "val/mse", "val/mse_standardised")
 OWN_COLUMN = ("data", "model", "seed", "data.n_train")
 # Parts of the config that do not decide the numbers.
 ASIDE = (

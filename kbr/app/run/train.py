@@ -332,14 +332,16 @@ def _report(
             print(f"  {name:<{width}} {metrics[f'filter/{name}']}")
     for note in outcome.notes:
         print(f"  note: {note}")
-    if outcome.alternative is not None:
-        print(f"  note: {outcome.alternative}: model={outcome.alternative.model}")
+    other = outcome.alternative
+    if other is not None:
+        print(f"  note: {other}: model={other.model}")
     print(f"\n  run folder:  {shown(folder)}")
     print(f"  report:      {shown(folder / PAGE)}")
     trusting = [f"trust=[{','.join(trust)}]"] if trust else []
     print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)), *trusting)}")
-    if outcome.alternative is not None and HydraConfig.initialized():
-        others = without(typed, "model")
-        print(f"  the other:   {command('train', *others, f'model={outcome.alternative.model}')}")
+    if other is not None and other.is_worth_a_try and HydraConfig.initialized():
+        print(
+            f"  the other:   {command('train', *without(typed, 'model'), f'model={other.model}')}"
+        )
     if (folder / "tensorboard").is_dir():
         print(f"  monitor:     {shlex.join(['tensorboard', '--logdir', str(shown(folder))])}")
