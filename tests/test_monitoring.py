@@ -158,13 +158,13 @@ def test_a_curve_has_two_points_or_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "trials", "label"),
+    ("size", "path", "trials", "label"),
     [
-        ({"n_train": 300, "path": "data/dsprites.npz"}, 1, "n300_seed3"),
-        ({"n_train": 300}, 5, "n300_seed3_trials5"),
-        ({"path": "logs/my log=1,2.csv"}, 1, "my_log_1_2_seed3"),
-        ({"path": ["a.csv", "b.csv"], "n_train": None}, 1, "seed3"),
+        (300, "data/dsprites.npz", 1, "n300_seed3"),
+        (300, None, 5, "n300_seed3_trials5"),
+        (None, "logs/my log=1,2.csv", 1, "my_log_1_2_seed3"),
+        (None, ["a.csv", "b.csv"], 1, "seed3"),
     ],
 )
-def test_a_run_folder_says_what_was_run(data, trials, label):
-    assert run_label(data, 3, trials) == label
+def test_a_run_folder_says_what_was_run(size, path, trials, label):
+    assert run_label(size, path, 3, trials) == label

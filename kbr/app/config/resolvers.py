@@ -30,9 +30,8 @@ def model_name(model: Mapping[str, Any]) -> str:
     return str(model.get("name") or str(model["_target_"]).rpartition(".")[2])
 
 
-def run_label(data: Mapping[str, Any], seed: Any, trials: Any) -> str:
+def run_label(size: Any, path: Any, seed: Any, trials: Any) -> str:
     """What tells runs of one model on one data set apart, before the time at which they began."""
-    path, size = data.get("path"), data.get("n_train")
     file = f"{Path(path).stem}_" if isinstance(path, str) else ""
     what = file if size is None else f"n{size}_"
     several = "" if trials == 1 else f"_trials{trials}"
@@ -46,6 +45,8 @@ OmegaConf.register_new_resolver(
 OmegaConf.register_new_resolver("flat", lambda name: flat(name), replace=True)
 OmegaConf.register_new_resolver("model_name", lambda model: model_name(model), replace=True)
 OmegaConf.register_new_resolver(
-    "run_label", lambda data, seed, trials: run_label(data, seed, trials), replace=True
+    "run_label",
+    lambda size, path, seed, trials: run_label(size, path, seed, trials),
+    replace=True,
 )
 OmegaConf.register_new_resolver("either", lambda flag, yes, no: yes if flag else no, replace=True)
