@@ -199,13 +199,16 @@ def test_filters_of_a_known_model_follow_them_too(filt):
     assert shown.startswith(f"{type(filt).__name__}\n  model           x [1] -> z (z_1)")
     assert "trained on" not in shown
     assert "coverage" not in shown
+    assert "fit " not in shown
 
 
 def test_settings_of_a_particle_filter_are_set_and_checked():
     filt = clone(KNOWN[-1])
     assert filt.set_params(n_particles=70) is filt
     assert filt.n_particles == 70
-    assert "n_particles     70" in repr(filt.summary())
+    assert "  settings        n_particles=70, resample_threshold=0.5, seed=0" in repr(
+        filt.summary()
+    )
     with pytest.raises(KbrError, match="n_particles must be at least 1"):
         filt.set_params(n_particles=0)
     assert filt.n_particles == 70

@@ -187,6 +187,19 @@ def test_the_facts_name_steps_trials_and_coverage_without_evidence(tmp_path):
     assert 'class="folded">python train.py data=rotation' in found
 
 
+@pytest.mark.parametrize(
+    ("typed", "models"),
+    [
+        (["model=iw"], "model=iw,lstm"),
+        (["model=particle", "model.filter.n_particles=9"], "model=iw,particle"),
+        ([], "model=iw,iw_nn"),
+        (["model={_target_:mine.Nearest}"], "model=iw,lstm"),
+    ],
+)
+def test_the_comparison_is_with_another_model(typed, models):
+    assert advice(typed=["data=rotation", *typed]).endswith(f"train.py -m data=rotation {models}")
+
+
 def test_seeds_of_recorded_data_are_no_other_rows():
     assert "trials=10" in advice(typed=["data=battery"])
     assert "trials=10" not in advice(typed=["data=battery"], recorded=True)

@@ -85,12 +85,18 @@ def next_steps(
             "One trial says little about the next: repeat it over seeds.",
             _again(typed, f"trials={TRIALS}"),
         )
-    others = "model=iw,original" if outcome.evidence is None else "model=iw,lstm"
+    rival = "original" if outcome.evidence is None else "lstm"
     same = "rows" if recorded else "data, seed by seed"
     yield Step(
         f"Is it good? Compare with another model on the same {same}.",
-        command("train", "-m", *without(typed, "model"), others),
+        command("train", "-m", *without(typed, "model"), _beside(typed, rival)),
     )
+
+
+def _beside(typed: Sequence[str], rival: str) -> str:
+    """The run's own model and `iw`, or `iw` and its rival."""
+    own = next((word.partition("=")[2] for word in typed if word.startswith("model=")), "iw_nn")
+    return f"model=iw,{own if own.isidentifier() and own != 'iw' else rival}"
 
 
 def _again(typed: Sequence[str], *words: str) -> str:

@@ -167,7 +167,10 @@ def _rows(s: Summary) -> Iterator[tuple[str, str]]:
         yield "coverage", "not measured: too few training steps to hold some out"
     if s.memory is not None:
         yield "memory", size(s.memory)
-    yield "fit", "time not known: not kept in files" if s.seconds is None else f"{s.seconds:.2f} s"
+    if s.seconds is not None:
+        yield "fit", f"{s.seconds:.2f} s"
+    elif s.is_learned:
+        yield "fit", "time not known: not kept in files"
 
 
 def _bandwidths(each: list[Bandwidth]) -> str:

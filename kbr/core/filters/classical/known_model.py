@@ -31,13 +31,14 @@ class KnownModelFilter(Conventions):
 
     def summary(self) -> Summary:
         """What the filter is given, and its settings."""
-        others = [part.name for part in fields(self) if part.name != "model"]  # type: ignore[arg-type]
+        names = [part.name for part in fields(self) if part.name != "model"]  # type: ignore[arg-type]
+        chosen = [f"{name}={getattr(self, name)}" for name in names]
         return Summary(
             kind=type(self).__name__,
             latents=numbered("z", len(self.model.initial_mean)),
             observation=self.model.observation_shape,
             is_learned=False,
-            details={name: f"{getattr(self, name)}" for name in others},
+            details={"settings": ", ".join(chosen)} if chosen else {},
         )
 
     def filter(self, x: Any) -> FilterResult:
