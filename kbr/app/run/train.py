@@ -339,7 +339,7 @@ def _report(
     print(f"  report:      {shown(folder / PAGE)}")
     trusting = [f"trust=[{','.join(trust)}]"] if trust else []
     print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)), *trusting)}")
-    if other is not None and other.is_worth_a_try and HydraConfig.initialized():
+    if other is not None and HydraConfig.initialized():
         print(
             f"  the other:   {command('train', *without(typed, 'model'), f'model={other.model}')}"
         )
