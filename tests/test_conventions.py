@@ -4,13 +4,25 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone, is_regressor
 from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV, TimeSeriesSplit, cross_val_score
 from sklearn.utils.validation import check_is_fitted
 from test_showing import FEW, X_TEST, YAW, Z_TEST, X, Z
 
-from kbr import Gaussian, ImportanceWeightedRule, KbrError, KernelBayesFilter, Laplace
+from kbr import (
+    ExtendedKalmanFilter,
+    Gaussian,
+    ImportanceWeightedRule,
+    KalmanFilter,
+    KbrError,
+    KernelBayesFilter,
+    Laplace,
+    ParticleFilter,
+    StateSpaceModel,
+    UnscentedKalmanFilter,
+)
 from kbr.core.filters.refined import RefinedFilter
 from kbr.training import (
     GRUFilter,
@@ -142,3 +154,61 @@ def test_pickles_and_their_settings():
     again = pickle.loads(pickle.dumps(filt))
     assert again.score(X_TEST, Z_TEST) == pytest.approx(filt.score(X_TEST, Z_TEST))
     assert again.get_params(deep=False).keys() == filt.get_params(deep=False).keys()
+
+
+def _same(z):
+    return z
+
+
+def linear_gaussian():
+    eye = torch.eye(1)
+    return StateSpaceModel(
+        transition=_same,
+        transition_cov=0.1 * eye,
+        initial_mean=torch.zeros(1),
+        initial_cov=eye,
+        observation=_same,
+        observation_cov=0.1 * eye,
+    )
+
+
+KNOWN = [
+    KalmanFilter(model=linear_gaussian()),
+    ExtendedKalmanFilter(model=linear_gaussian()),
+    UnscentedKalmanFilter(model=linear_gaussian(), alpha=0.5),
+    ParticleFilter(model=linear_gaussian(), n_particles=50),
+]
+
+
+@pytest.mark.parametrize("filt", KNOWN, ids=lambda filt: type(filt).__name__)
+def test_filters_of_a_known_model_follow_them_too(filt):
+    """Nothing is fitted, so settings can always be changed; and they are checked."""
+    z = torch.linspace(-1, 1, 20).unsqueeze(-1)
+    copy = clone(filt)
+    assert copy.get_params(deep=False).keys() == filt.get_params(deep=False).keys()
+    mean = filt.filter(z).mean
+    torch.testing.assert_close(copy.filter(z).mean, mean)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(filt)).filter(z).mean, mean)
+    assert filt.score(z, z) == pytest.approx(r2_score(z.numpy(), mean.numpy()), abs=1e-5)
+    assert is_regressor(filt)
+    with pytest.raises(KbrError, match="takes x alone"):
+        filt.score(z, z, u=z)
+    with pytest.raises(KbrError, match="has no setting 'particles'"):
+        copy.set_params(particles=3)
+    shown = repr(filt.summary())
+    assert shown.startswith(f"{type(filt).__name__}\n  model           x [1] -> z (z_1)")
+    assert "trained on" not in shown
+    assert "coverage" not in shown
+    assert "fit " not in shown
+
+
+def test_settings_of_a_particle_filter_are_set_and_checked():
+    filt = clone(KNOWN[-1])
+    assert filt.set_params(n_particles=70) is filt
+    assert filt.n_particles == 70
+    assert "  settings        n_particles=70, resample_threshold=0.5, seed=0" in repr(
+        filt.summary()
+    )
+    with pytest.raises(KbrError, match="n_particles must be at least 1"):
+        filt.set_params(n_particles=0)
+    assert filt.n_particles == 70

@@ -47,13 +47,13 @@ def outcome(**changes) -> Outcome:
     return replace(made, **changes)
 
 
-def page(folder, **changes) -> str:
+def page(folder, *, metrics=None, **changes) -> str:
     write_run_page(
         folder,
         model="iw",
         data="rotation",
         outcome=outcome(**changes),
-        metrics=METRICS,
+        metrics=METRICS | (metrics or {}),
         seconds=2.0,
         typed=TYPED,
         recorded=False,
@@ -167,6 +167,37 @@ def test_what_to_try_next_follows_from_errors_edges_and_other_models():
     assert "model.lams" not in poor.partition("model=iw,lstm")[0].rpartition("-m")[2]
     other = Alternative(model="iw_nn", what="a trained encoder")
     assert "model=iw_nn" in advice(replace(made, alternative=other))
+    tried = replace(other, error=0.2, own_error=0.1)
+    assert "model=iw_nn" not in advice(replace(made, alternative=tried))
+
+
+def test_the_facts_name_steps_trials_and_coverage_without_evidence(tmp_path):
+    """Of three trials, and of a run whose latents have units far apart."""
+    one = outcome()
+    one.evidence[0, :30] = False
+    three = {name: torch.cat([getattr(one, name)] * 3) for name in ("mean", "cov", "evidence")}
+    three["truth"] = torch.cat([one.truth, one.truth, one.mean])  # the last without an error
+    metrics = {"test/trials": 3, "test/mse_standardised": 0.05, "test/mse_of_mean": 2.0}
+    found = page(tmp_path, metrics=metrics, **three)
+    assert re.search(r"90\.0 % of the truths, and \d+\.\d % at the 90 steps without", found)
+    assert "50; 1 without evidence in all trials" in found
+    assert f"3, with errors from 0.0000 to {float(one.mse):.4f}" in found
+    assert "0.0500 (the same with each latent in standard" in found
+    assert "2.0000 by always answering the training mean" in found
+    assert 'class="folded">python train.py data=rotation' in found
+
+
+@pytest.mark.parametrize(
+    ("typed", "models"),
+    [
+        (["model=iw"], "model=iw,lstm"),
+        (["model=particle", "model.filter.n_particles=9"], "model=iw,particle"),
+        ([], "model=iw,iw_nn"),
+        (["model={_target_:mine.Nearest}"], "model=iw,lstm"),
+    ],
+)
+def test_the_comparison_is_with_another_model(typed, models):
+    assert advice(typed=["data=rotation", *typed]).endswith(f"train.py -m data=rotation {models}")
 
 
 def test_seeds_of_recorded_data_are_no_other_rows():

@@ -97,7 +97,9 @@ def test_runs_of_the_same_second_get_different_folders(by_clock):
         os.environ["KBR_RUN_ID"] = "noon"  # as another process has it
         made.append(claim(config, "hydra.run.dir"))
         assert str(made[-1]) == config.hydra.run.dir  # where Hydra will write
-    assert [folder.name for folder in made] == ["noon", "noon_2", "noon_3"]
+    assert [folder.name for folder in made] == [
+        f"n500_seed0_noon{number}" for number in ("", "_2", "_3")
+    ]
     sweeps = []
     for _ in range(2):
         os.environ["KBR_RUN_ID"] = "noon"
@@ -347,6 +349,9 @@ def test_ctrl_c_and_the_printed_command_goes_on(tmp_path):
     again = call(*typed, script=script)
     assert again.returncode == 0, again.stderr
     assert contents(folder / ".hydra") == before
+    page = (folder / "report.html").read_text()  # its commands are those of a new run
+    assert "resume=" not in page
+    assert "data.n_train=40" in page
     assert json.loads((folder / "metrics.json").read_text())["test/trials"] == 2
     with (folder / "seed_1" / "csv" / "metrics.csv").open() as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]

@@ -1,20 +1,53 @@
 """What training logs, for TensorBoard."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
 
 from lightning.pytorch.loggers import TensorBoardLogger
 
-# One group: TensorBoard opens the first two, by the alphabet, and the pictures are the second.
+# TensorBoard orders groups, and the names in each, by the alphabet, and opens the first two groups.
+# The first has what a person looks for: loss, mse_on_validation and, in the end, the trajectory.
+FIRST, SECOND = "main", "more"
 TAGS = {
-    "train/loss": "training/loss",
-    "val/mse": "training/mse_on_validation",
-    "train/explained": "training/share_explained",
+    "train/loss": f"{FIRST}/loss",
+    "val/mse": f"{FIRST}/mse_on_validation",
+    "train/explained": f"{SECOND}/share_explained",
 }
+
+Point = tuple[float, int | None]
 
 
 class Curves(TensorBoardLogger):
-    """Lightning's logger without `epoch`: a step is an epoch here, so its curve is a diagonal."""
+    """Lightning's logger without `epoch`: a step is an epoch here, so its curve is a diagonal.
+
+    A curve is written from its second point on, with the first: one dot in a chart says nothing.
+    """
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        kept = {TAGS.get(name, name): v for name, v in metrics.items() if name != "epoch"}
-        super().log_metrics(kept, step)
+        for name, value in metrics.items():
+            if name != "epoch":
+                tag = TAGS.get(name, name)
+                for number, place in self._due(tag, (value, step)):
+                    super().log_metrics({tag: number}, place)
+
+    def _due(self, tag: str, point: Point) -> Iterator[Point]:
+        first = self._firsts.setdefault(tag, point)
+        if first is not None:
+            if first is point and self._is_new:
+                return
+            self._firsts[tag] = None
+            if first is not point:
+                yield first
+        yield point
+
+    @cached_property
+    def _firsts(self) -> dict[str, Point | None]:
+        """Points that wait for a second one; None once they are written."""
+        return {}
+
+    @cached_property
+    def _is_new(self) -> bool:
+        """Whether nothing was logged before; a resumed training goes on with its curves."""
+        files = list(Path(self.log_dir).glob("events.out.*"))
+        return len(files) < 2  # its own

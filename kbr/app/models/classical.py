@@ -40,6 +40,7 @@ class ModelMethod:
             labels=problem.labels,
             test_seconds=time.perf_counter() - started,
             view=cache(lambda: problem.view(data)),  # type: ignore[arg-type]
+            summary=filt.summary,
         )
 
 

@@ -31,10 +31,14 @@ class Alternative:
     error: float | None = None
     own_error: float | None = None  # of the model that ran
 
+    @property
+    def is_worth_a_try(self) -> bool:
+        return self.error is None or self.own_error is None or self.error < self.own_error
+
     def __str__(self) -> str:
         if self.error is None or self.own_error is None:
             return f"{self.what} {self.why_not}"
-        better = "better" if self.error < self.own_error else "no better"
+        better = "better" if self.is_worth_a_try else "no better"
         return f"{self.what} validates {better}: {self.error:.4g} against {self.own_error:.4g}"
 
 

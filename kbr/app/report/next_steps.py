@@ -77,7 +77,7 @@ def next_steps(
             f"90 % regions hold {100 * share:.0f} % of the truths: they are wider than the "
             "test rows need."
         )
-    if outcome.alternative is not None:
+    if outcome.alternative is not None and outcome.alternative.is_worth_a_try:
         model = outcome.alternative.model
         yield Step(f"Another model: {outcome.alternative}.", _again(typed, f"model={model}"))
     if metrics["test/trials"] == 1 and not recorded:
@@ -85,11 +85,18 @@ def next_steps(
             "One trial says little about the next: repeat it over seeds.",
             _again(typed, f"trials={TRIALS}"),
         )
-    others = "model=iw,original" if outcome.evidence is None else "model=iw,lstm"
+    rival = "original" if outcome.evidence is None else "lstm"
+    same = "rows" if recorded else "data, seed by seed"
     yield Step(
-        "Is it good? Compare with another model on the same data, seed by seed.",
-        command("train", "-m", *without(typed, "model"), others),
+        f"Is it good? Compare with another model on the same {same}.",
+        command("train", "-m", *without(typed, "model"), _beside(typed, rival)),
     )
+
+
+def _beside(typed: Sequence[str], rival: str) -> str:
+    """The run's own model and `iw`, or `iw` and its rival."""
+    own = next((word.partition("=")[2] for word in typed if word.startswith("model=")), "iw_nn")
+    return f"model=iw,{own if own.isidentifier() and own != 'iw' else rival}"
 
 
 def _again(typed: Sequence[str], *words: str) -> str:

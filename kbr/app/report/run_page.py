@@ -16,15 +16,18 @@ from kbr.app.report.page import render
 from kbr.app.report.svg import inline_svg
 from kbr.app.run.folder import write_bytes
 from kbr.app.runs.notes import told_edge
+from kbr.app.text.commands import command
 from kbr.app.text.numbers import in_digits, with_error
 from kbr.app.text.plain import one_line
 from kbr.core.showing.plotting import AGAINST, ESTIMATE
 from kbr.core.showing.summary import Setting, Summary, numbers
+from kbr.core.uncertainty.regions import coverage
 from kbr.core.units.units import Units
 
 PAGE = "report.html"
 STEPS = 300  # of the first trial's residuals that are drawn
 LATENTS = 12  # whose residuals are drawn
+COUNTED = 20  # steps without evidence from which on their coverage is told
 PICTURES = {  # of the run that the page shows, in this order
     "posterior_mean": "Posterior means against the exact ones",
     "trajectory": "The first steps of the first trial; band: two standard deviations",
@@ -52,7 +55,8 @@ def write_run_page(
     text = render(
         "run.html",
         title=one_line(f"{model} on {data}"),
-        facts=_facts(metrics, seconds),
+        facts=_facts(outcome, metrics, seconds),
+        command=command("train", *typed),
         latents=latents,
         pictures=_pictures(folder / "figures"),
         residuals=[] if outcome.evidence is None else _residuals(outcome, latents),
@@ -66,25 +70,53 @@ def write_run_page(
     return folder / PAGE
 
 
-def _facts(metrics: dict[str, Any], seconds: float) -> dict[str, str]:
+def _facts(outcome: Outcome, metrics: dict[str, Any], seconds: float) -> dict[str, str]:
     mse = in_digits(metrics["test/mse"])
     if metrics["test/trials"] > 1:
         mse = with_error(metrics["test/mse"], metrics["test/mse_stderr"])
-    facts = {"test error": f"{mse} (squared, summed over latents)"}
+    summed = ", summed over latents" if outcome.mean.shape[-1] > 1 else ""
+    facts = {"test error": f"{mse} (squared{summed})"}
+    if "test/mse_of_mean" in metrics:
+        facts["test error"] += (
+            f"; {in_digits(metrics['test/mse_of_mean'])} by always answering the training mean"
+        )
+    if "test/mse_standardised" in metrics:
+        facts["standardised"] = (
+            f"{in_digits(metrics['test/mse_standardised'])} (the same with each latent in standard "
+            "deviations of its training values: units do not matter)"
+        )
     if "test/measure" in metrics:
         facts["in units"] = f"{in_digits(metrics['test/error'])} {metrics['test/measure']}"
     if "test/coverage_90" in metrics:
         facts["coverage"] = (
             f"90 % regions hold {100 * metrics['test/coverage_90']:.1f} % of the truths"
+            f"{_without_evidence(outcome)}"
         )
+    steps = f"{outcome.mean.shape[-2]}"
     if "test/steps_without_evidence" in metrics:
-        facts["without evidence"] = f"{metrics['test/steps_without_evidence']} steps"
+        steps += f"; {metrics['test/steps_without_evidence']} without evidence"
+    facts["test steps"] = steps + (" in all trials" if metrics["test/trials"] > 1 else "")
     facts["trials"] = str(metrics["test/trials"])
+    if metrics["test/trials"] > 1:
+        low, high = (in_digits(float(end)) for end in outcome.mse.aminmax())
+        facts["trials"] += f", with errors from {low} to {high}"
     facts["time"] = (
         f"{seconds:.1f} s in all; fit {metrics['fit/seconds']:.3g} s, a step "
         f"{1e3 * metrics['filter/seconds_per_step']:.3g} ms"
     )
     return facts
+
+
+def _without_evidence(outcome: Outcome) -> str:
+    """The share at steps that were predicted, where there are enough to count."""
+    if outcome.evidence is None or outcome.cov is None:
+        return ""
+    lost = ~outcome.evidence
+    if int(lost.sum()) < COUNTED:
+        return ""
+    mean, cov, truth = (t[lost].double() for t in (outcome.mean, outcome.cov, outcome.truth))
+    share = float(coverage(mean, cov, truth, level=0.9))
+    return f", and {100 * share:.1f} % at the {int(lost.sum())} steps without evidence"
 
 
 def _settings(outcome: Outcome, summary: Summary | None) -> list[Setting]:

@@ -1,19 +1,18 @@
 """TensorBoard: scalars and pictures of every run, learned or closed-form."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.config.resolvers import model_name
-from kbr.app.config.values import walked
 from kbr.app.models.outcome import Outcome
+from kbr.training.curves import FIRST, SECOND
 
-BUILDING = ("problem", "path")  # what only serves to build objects
-# Groups stand in the order of the alphabet, the first two open: training, view, whole_run. Pictures
-# are numbered, so that the answers come first and a picture has one name in all runs.
+TRAJECTORY = ("trajectory", "posterior_mean")  # the answers: in the group that stands first
+# All other pictures are numbered: the next questions come first, and names are those of all runs.
 PICTURES = (
-    "trajectory",
     "error",
     "coverage",
     "pit",
@@ -23,7 +22,14 @@ PICTURES = (
     "contact_sheet",
     "encoder",
 )
-IN_TABLE = ("test/mse", "val/mse")  # beside the settings; all metrics are a text
+# Beside the settings; of own data in units of the training spread. All metrics are a text.
+IN_TABLE = ("test/mse", "test/mse_standardised", "val/mse", "val/mse_standardised")
+OWN_COLUMN = ("data", "model", "seed", "data.n_train")
+# Parts of the config that do not decide the numbers.
+ASIDE = (
+    *("trainer", "logger", "callbacks", "hydra", "figure", "experiment", "hparams_search"),
+    *("quick", "resume", "trust", "optimized_metric"),
+)
 
 Setting = bool | int | float | str
 
@@ -34,30 +40,41 @@ def log_outcome(
     metrics: dict[str, Any],
     outcome: Outcome,
     pictures: list[Path],
+    typed: Sequence[str] = (),
 ) -> None:
     """Final metrics, settings, the error over time and pictures, beside what training has logged.
 
     The settings go into the same folder as the curves, so that a run is one line in TensorBoard.
+    The errors stand among them: a metric of TensorBoard's would be a chart with one dot.
     """
     import matplotlib.image
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
 
     with SummaryWriter(str(folder / "tensorboard")) as writer:
-        scalars = {f"whole_run/{name}": metrics[name] for name in IN_TABLE if name in metrics}
-        for summary in hparams(settings(config), scalars):  # type: ignore[no-untyped-call]
+        columns = {**settings(config, typed), **errors(metrics)}
+        # Without the list of columns of one run, TensorBoard makes it over all runs that it shows,
+        # with those that differ in front.
+        _, *session = hparams(columns, {})  # type: ignore[no-untyped-call]
+        for summary in session:
             writer.file_writer.add_summary(summary)
-        for name, value in scalars.items():
-            writer.add_scalar(name, value, 0)
-        writer.add_text("whole_run/metrics", _table(metrics))
+        writer.add_text("run/metrics", _table(metrics))
+        writer.add_text("run/settings", _code(OmegaConf.to_yaml(config, resolve=True)))
         if outcome.evidence is not None and len(pictures) > 1:
-            error = (outcome.mean[0] - outcome.truth[0]).square().sum(-1)
-            for step, value in enumerate(error.tolist(), start=1):
-                writer.add_scalar("view/squared_error", value, step)
+            error = (outcome.mean - outcome.truth).square().sum(-1).mean(0)
+            so_far = error.cumsum(0) / error.new_ones(len(error)).cumsum(0)
+            for step, value in enumerate(so_far.tolist() if len(so_far) > 1 else (), start=1):
+                writer.add_scalar(f"{SECOND}/test_mse_up_to_step", value, step)
         for path in pictures:
             image = matplotlib.image.imread(path)[..., :3]
-            place = f"{PICTURES.index(path.stem) + 1}_" if path.stem in PICTURES else ""
-            writer.add_image(f"view/{place}{path.stem}", image, 0, dataformats="HWC")
+            writer.add_image(_tag(path.stem), image, 0, dataformats="HWC")
+
+
+def _tag(picture: str) -> str:
+    if picture in TRAJECTORY:
+        return f"{FIRST}/{picture}"
+    place = f"{PICTURES.index(picture) + 1}_" if picture in PICTURES else ""
+    return f"{SECOND}/{place}{picture}"
 
 
 def _table(metrics: dict[str, Any]) -> str:
@@ -66,29 +83,32 @@ def _table(metrics: dict[str, Any]) -> str:
     return "\n".join(["| metric | value |", "|---|---|", *lines])
 
 
+def _code(text: str) -> str:
+    """Markdown again: a block that is shown as it stands."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
 def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else f"{value}".replace("|", "\\|")
 
 
-def settings(config: DictConfig) -> dict[str, Setting]:
-    """What was set, flat. TensorBoard sorts by name and shows the first five columns at once."""
-    plain = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(plain, dict)
-    data, model = plain["data"], plain["model"]
-    first: dict[str, Setting] = {
-        "data": data.pop("name"),
-        "model": model_name(model),
-        "seed": plain["seed"],
+def errors(metrics: dict[str, Any]) -> dict[str, Setting]:
+    """The columns with the errors, named to stand behind `data`: TensorBoard shows five at once."""
+    return {f"error {name}": float(metrics[name]) for name in IN_TABLE if name in metrics}
+
+
+def settings(config: DictConfig, typed: Sequence[str] = ()) -> dict[str, Setting]:
+    """What tells runs apart: data, model, n_train, seed, and what the command line has set."""
+    found: dict[str, Setting] = {
+        "data": config.data.name,
+        "model": model_name(config.model),
+        "seed": config.seed,
     }
-    model.pop("name", None)
-    if "n_train" in data:
-        first["n_train"] = data.pop("n_train")
-    encoder = model.get("filter", {}).get("encoder")
-    if encoder:
-        first["encoder"] = encoder["_target_"].rpartition(".")[2]
-    rest = {"data": data, "model": model, "trials": plain["trials"]}
-    for key, value in walked(rest, "set"):
-        building = any(name.startswith("_") or name in BUILDING for name in key.split("."))
-        if not (building or value is None or isinstance(value, dict)):
-            first[key] = value if isinstance(value, bool | int | float | str) else str(value)
-    return first
+    if config.data.get("n_train") is not None:
+        found["n_train"] = config.data.n_train
+    for word in typed:
+        key, equals, value = word.lstrip("+~").partition("=")
+        if equals and key not in OWN_COLUMN and key.partition(".")[0] not in ASIDE:
+            held = OmegaConf.select(config, key)
+            found[f"set {key}"] = held if isinstance(held, bool | int | float | str) else value
+    return found

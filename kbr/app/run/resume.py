@@ -74,6 +74,12 @@ def _choices(folder: Path) -> dict[str, str | None]:
     return {str(k): None if v is None else str(v) for k, v in choices.items()}
 
 
+def begun_with(folder: Path) -> list[str]:
+    """The words of the command that began the run in this folder."""
+    words = inside(read_yaml(folder / HYDRA), "hydra", "overrides").get("task")
+    return [str(word) for word in words] if isinstance(words, list) else []
+
+
 def _check_same(
     one: Override, config: DictConfig, saved: DictConfig, choices: dict[str, str | None]
 ) -> None:

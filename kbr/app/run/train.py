@@ -42,6 +42,7 @@ from kbr.app.run.folder import (
 )
 from kbr.app.run.monitoring import log_outcome
 from kbr.app.run.record import fingerprint, manifest, why_unfinished
+from kbr.app.run.resume import begun_with
 from kbr.app.run.trainer import is_parallel, launch_of, trainer_settings
 from kbr.app.runs.metrics import trial_uncertainty, uncertainty_metrics
 from kbr.app.sweep.grid import searches
@@ -184,12 +185,13 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
         write_json(folder / DATA, problem.record())
     if outcome.state:  # trained models have written theirs already
         checkpoint.save(folder / BEST, outcome.state)
+    words = typed_words(HydraConfig.get()) if by_hydra else []
+    typed = words if config.resume is None else begun_with(folder)
     pictures = run_figures(folder / "figures", outcome, quick=sweeping)
     pictures += story_figures(folder, problem, method)
     if config.logger.get("name") == "tensorboard":
-        log_outcome(folder, config, metrics, outcome, pictures)
+        log_outcome(folder, config, metrics, outcome, pictures, typed)
     if not sweeping:
-        typed = typed_words(HydraConfig.get()) if by_hydra else []
         write_run_page(
             folder,
             model=method.name,
@@ -210,7 +212,7 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     write_json(folder / MANIFEST, {**manifest(folder, mark), **about})
     (folder / FAILURE).unlink(missing_ok=True)  # of a cell that failed before it was resumed
     if not sweeping:
-        _report(folder, metrics, outcome, seconds, outside(config))
+        _report(folder, metrics, outcome, seconds, outside(config), typed)
     return minimised
 
 
@@ -310,6 +312,7 @@ def _report(
     outcome: Outcome,
     seconds: float,
     trust: Sequence[str],
+    typed: Sequence[str],
 ) -> None:
     line = in_digits(metrics["test/mse"])
     if metrics["test/trials"] > 1:
@@ -329,14 +332,16 @@ def _report(
             print(f"  {name:<{width}} {metrics[f'filter/{name}']}")
     for note in outcome.notes:
         print(f"  note: {note}")
-    if outcome.alternative is not None:
-        print(f"  note: {outcome.alternative}: model={outcome.alternative.model}")
+    other = outcome.alternative
+    if other is not None:
+        print(f"  note: {other}: model={other.model}")
     print(f"\n  run folder:  {shown(folder)}")
     print(f"  report:      {shown(folder / PAGE)}")
     trusting = [f"trust=[{','.join(trust)}]"] if trust else []
     print(f"  evaluate:    {command('evaluate', setting('run', shown(folder)), *trusting)}")
-    if outcome.alternative is not None and HydraConfig.initialized():
-        typed = without(typed_words(HydraConfig.get()), "model")
-        print(f"  the other:   {command('train', *typed, f'model={outcome.alternative.model}')}")
+    if other is not None and HydraConfig.initialized():
+        print(
+            f"  the other:   {command('train', *without(typed, 'model'), f'model={other.model}')}"
+        )
     if (folder / "tensorboard").is_dir():
         print(f"  monitor:     {shlex.join(['tensorboard', '--logdir', str(shown(folder))])}")

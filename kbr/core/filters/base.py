@@ -80,6 +80,9 @@ class BaseFilter(Conventions, ABC):
     def _ahead(self, belief: Any, steps: int, *u: Tensor) -> Belief:
         """The belief so many steps ahead, moved by u [*b steps du]."""
 
+    def _answers(self, x: Any, u: Any, time: Any) -> FilterResult:
+        return self.filter(x, u=u, time=time)
+
     def filter(
         self,
         x: Any,

@@ -46,7 +46,7 @@ class Conventions:
                 f"{type(self).__name__} is fitted, and keeps its settings. Construct another one, "
                 "or sklearn.base.clone(filt).set_params(...)."
             )
-        vars(self).update(vars(_changed(self, params)))
+        vars(self).update(vars(changed(self, params)))
         return self
 
     def score(self, x: Any, z: Any, *, u: Any = None, time: Any = None) -> float:
@@ -67,7 +67,7 @@ class Conventions:
             )
         means, truths = [], []
         for observed, truth, move, when in zip(*parts, strict=True):
-            mean = self.filter(observed, u=move, time=when).mean
+            mean = self._answers(observed, move, when).mean
             exact = truth_like(truth, mean, self.units)
             means.append(mean)
             truths.append(exact)
@@ -94,7 +94,8 @@ class Conventions:
     def units(self) -> Units:
         raise NotImplementedError
 
-    def filter(self, x: Any, *, u: Any = None, time: Any = None) -> FilterResult:
+    def _answers(self, x: Any, u: Any, time: Any) -> FilterResult:
+        """What `filter` answers, of one sequence."""
         raise NotImplementedError
 
 
@@ -107,7 +108,7 @@ def _params(value: object, deep: bool) -> dict[str, Any]:
     return found
 
 
-def _changed(value: Any, params: dict[str, Any]) -> Any:
+def changed(value: Any, params: dict[str, Any]) -> Any:
     """The same with other settings; those of parts after a double underscore."""
     direct = {name: item for name, item in params.items() if "__" not in name}
     nested: dict[str, dict[str, Any]] = {}
@@ -126,7 +127,7 @@ def _changed(value: Any, params: dict[str, Any]) -> Any:
         part = direct.get(name, getattr(value, name))
         if not _has_parts(part):
             raise KbrError(f"{name} is {part!r}, which has no settings of its own: set {name}.")
-        direct[name] = _changed(part, inner)
+        direct[name] = changed(part, inner)
     if isinstance(value, Conventions):
         return type(value)(**{**_params(value, deep=False), **direct})
     return replace(value, **direct)

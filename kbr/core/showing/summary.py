@@ -62,7 +62,8 @@ class Summary:
     rmse            error of each latent at held-out steps, in the units of the data;
     coverage        share of these steps inside the 90 % region, which is calibrated on them;
     memory          bytes of the fitted tables;
-    seconds         of the fit; None for a filter from a file, or made from another one.
+    seconds         of the fit; None for a filter from a file, or made from another one;
+    is_learned      False for a filter that is given its model.
     """
 
     kind: str
@@ -83,6 +84,7 @@ class Summary:
     coverage: float | None = None
     memory: int | None = None
     seconds: float | None = None
+    is_learned: bool = True
     details: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -140,7 +142,7 @@ def _rows(s: Summary) -> Iterator[tuple[str, str]]:
     shape = "" if s.observation is None else f"x {list(s.observation)} -> "
     count = "" if s.n is None else f"{s.n:,} steps, "
     several = "" if s.sequences in (None, 1) else f"{s.sequences} sequences, "
-    yield "trained on", f"{count}{several}{shape}z ({latents})"
+    yield "trained on" if s.is_learned else "model", f"{count}{several}{shape}z ({latents})"
     if s.engine:
         yield "engine", s.engine
     for note in s.approximations:
@@ -161,11 +163,14 @@ def _rows(s: Summary) -> Iterator[tuple[str, str]]:
         yield "held out", f"rms error {', '.join(each[:FEW])}{more} at {s.held_out} steps"
         share = f"90 % regions hold {100 * s.coverage:.1f} % of these steps"
         yield "coverage", f"{share}, which they are calibrated on"
-    else:
+    elif s.is_learned:
         yield "coverage", "not measured: too few training steps to hold some out"
     if s.memory is not None:
         yield "memory", size(s.memory)
-    yield "fit", "time not known: not kept in files" if s.seconds is None else f"{s.seconds:.2f} s"
+    if s.seconds is not None:
+        yield "fit", f"{s.seconds:.2f} s"
+    elif s.is_learned:
+        yield "fit", "time not known: not kept in files"
 
 
 def _bandwidths(each: list[Bandwidth]) -> str:

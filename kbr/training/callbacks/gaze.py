@@ -7,6 +7,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from kbr.training.curves import SECOND
 from kbr.training.modules.base import SequenceModule
 
 EVERY = 5  # looks at the validation error between two pictures
@@ -35,5 +36,5 @@ class LogGaze(Callback):
         if gaze is not None:
             figure = self.draw(self.frames, *gaze)
             logger.experiment.add_figure(
-                "view/encoder_in_training", figure, trainer.current_epoch + 1
+                f"{SECOND}/encoder_in_training", figure, trainer.current_epoch + 1
             )

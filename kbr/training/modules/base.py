@@ -176,8 +176,12 @@ class SequenceModule(lightning.LightningModule):
         return 0.5 * (1 + math.cos(math.pi * min(left, 1.0)))
 
     def log_value(self, name: str, value: Tensor) -> None:
-        """In training now and then: it costs more than a small network's step itself."""
-        if not self.training or self.current_epoch % self.log_every == 0:
+        """In training now and then: it costs more than a small network's step itself.
+
+        A training of few epochs has ten points in its curve too.
+        """
+        every = min(self.log_every, max(1, self.epochs // 10))
+        if not self.training or self.current_epoch % every == 0:
             value = value.detach().float()
             self.log(name, value, prog_bar=True, sync_dist=self.trainer.world_size > 1)
 

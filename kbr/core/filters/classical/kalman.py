@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
+from kbr.core.filters.classical.known_model import KnownModelFilter
 from kbr.core.filters.classical.state_space import (
     Map,
     StateSpaceModel,
@@ -87,7 +88,7 @@ def update(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GaussianFilter(ABC):
+class GaussianFilter(KnownModelFilter, ABC):
     """Filtering with a Gaussian belief; a subclass says how a function becomes a line."""
 
     model: StateSpaceModel

@@ -7,13 +7,14 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from kbr.core.errors import KbrError
+from kbr.core.filters.classical.known_model import KnownModelFilter
 from kbr.core.filters.classical.state_space import StateSpaceModel
 from kbr.core.filters.result import FilterResult
 from kbr.core.inputs import ArrayLike
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ParticleFilter:
+class ParticleFilter(KnownModelFilter):
     """Sequential importance resampling with the transition as proposal.
 
     Math: z_t^i ~ p(. | z_t-1^i),  log w_t^i = log w_t-1^i + log p(x_t | z_t^i) - const;
