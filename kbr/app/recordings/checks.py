@@ -101,7 +101,8 @@ def _parts_of(recording: Recording, lost: int) -> str:
 def _repeated(recording: Recording, split: Split) -> Iterator[str]:
     keys = _pair_keys(recording)
     if repeats := len(keys) - len(np.unique(keys)):
-        yield f"{repeats} rows repeat an earlier row exactly (x and z)"
+        what = "row repeats" if repeats == 1 else "rows repeat"
+        yield f"{repeats} {what} an earlier row exactly (x and z)"
 
 
 def _constant(recording: Recording, split: Split) -> Iterator[str]:
