@@ -282,7 +282,7 @@ class TrainedFilter:
     epochs: Count
     lr: Positive
     weight_decay: NotNegative
-    noise: NotNegative
+    noise: NotNegative | None
     dropout: Dropout | None
     val_every: Count
     slack: NotNegative
