@@ -34,6 +34,7 @@ LONG = 4  # steps without evidence after which a filter has to wake up
 WAKING = 3  # steps with evidence that this takes
 NEVER = 10**9  # the horizon where there was no evidence yet
 
+Inner = Float[Tensor, "*s j"]  # means in inner coordinates, of which an angle has two
 HeldOut = tuple[Tensor, Tensor, Tensor]  # mean [*b t dz], cov [*b t dz dz] and truth [*b t dz]
 
 
@@ -76,7 +77,7 @@ class Calibration:
         places = [min(math.ceil((k + 1) * level), k) - 1 for k in self.counts]
         return torch.stack([self.scores[..., row, at] for row, at in enumerate(places)], -1)
 
-    def blended(self, cov: Cov, since: Tensor, inner: Mean | None = None) -> Cov:
+    def blended(self, cov: Cov, since: Tensor, inner: Inner | None = None) -> Cov:
         row = self.rows(since)
         a, errors = self._pick(self.blend, row)[..., None, None], self._pick(self.errors, row)
         if self.growth is not None and inner is not None:
@@ -84,7 +85,7 @@ class Calibration:
             errors = self.growth.factor(inner, doubling)[..., None, None] * errors
         return (1 - a) * cov + a * errors
 
-    def cov(self, cov: Cov, since: Tensor, inner: Mean | None = None) -> Cov:
+    def cov(self, cov: Cov, since: Tensor, inner: Inner | None = None) -> Cov:
         """The calibrated covariance: its Gaussian 90 % region holds 90 % of held-out truths."""
         factor = self._pick(self.factor, self.rows(since))[..., None, None]
         return factor * self.blended(cov, since, inner)
@@ -95,7 +96,7 @@ class Calibration:
         cov: Cov,
         since: Tensor,
         *,
-        inner: Mean | None = None,
+        inner: Inner | None = None,
         level: float = LEVEL,
     ) -> Ellipsoid:
         """Credible sets of any level, from uncalibrated moments."""
