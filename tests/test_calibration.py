@@ -71,6 +71,18 @@ def test_regions_hold_their_share_in_gaps(run):
     assert float(share[..., GAP].mean((0, 1)).min()) >= 0.65
 
 
+def test_a_block_in_new_places_does_not_widen_regions_elsewhere(data):
+    """The first hundred steps are far from all others: held out, they are lost."""
+    x, z = data.x_train.clone(), data.z_train.clone()
+    x[:100], z[:100] = x[:100] + 6, z[:100] + 6
+    filt = KernelBayesFilter(**{**SETTINGS, "scales": (0.2,)}).fit(x, z)
+    made, out = filt.calibration, filt.filter(data.x_test)
+    assert trace(out.cov).mean() < 0.3 * made.rms[WAKING].square().sum()
+    assert filt.credible_region(out).contains(data.z_test.double()).double().mean() > 0.85
+    nowhere = filt.units.z.apply(out.mean - 6)  # where nothing was seen, they are wider
+    assert trace(made.cov(out.raw_cov, out.since, nowhere)).mean() > 5 * trace(out.cov).mean()
+
+
 def test_a_forecast_is_a_gap(data, filt):
     """A stream, a batch and a forecast have the same moments and the same regions."""
     out, belief = filt.filter(with_gap(data.x_test)), filt.init()

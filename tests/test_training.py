@@ -388,6 +388,17 @@ def test_bad_input_is_refused_before_training(model, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_lstm_has_the_noise_that_suits_its_observations(tmp_path):
+    """Only there: other networks need a number."""
+    x, z = sequence()
+    frames = MODELS["lstm"](epochs=1).fit(x, z, folder=tmp_path / "frames", trainer=TRAINER)
+    vectors = MODELS["lstm"](epochs=1, encoder=partial(MLP, hidden=(8,), n_features=4))
+    vectors.fit(z + 0.1, z, folder=tmp_path / "vectors", trainer=TRAINER)
+    assert (frames.recurrent.noise, vectors.recurrent.noise) == (0.5, 0.05)
+    with pytest.raises(KbrError, match="noise must be at least 0; got None"):
+        MODELS["gru"](noise=None)
+
+
 def test_observations_of_another_shape_are_refused(model, tmp_path):
     filt = fitted(model, tmp_path)
     with pytest.raises(KbrError, match="as in training"):

@@ -9,7 +9,9 @@ from scipy import stats
 
 from kbr import Embedding, ImportanceWeightedRule, KbrError, KernelBayesFilter
 from kbr.core.datasets.dynamics import Rotation
+from kbr.core.uncertainty import growth
 from kbr.core.uncertainty.calibration import calibrate
+from kbr.core.uncertainty.growth import distances, places_of
 from kbr.core.uncertainty.regions import (
     chi2_quantile,
     coverage,
@@ -24,6 +26,7 @@ from kbr.core.uncertainty.regions import (
     pit,
     squared_mahalanobis,
 )
+from kbr.core.units.scaling import Scaling
 
 
 def normal(seed, *shape):
@@ -139,6 +142,45 @@ def test_calibration_gives_up_on_flat_covariances():
     assert float(inside.double().mean()) == pytest.approx(0.9, abs=0.01)
     volume = made.region(mean, 0 * cov, since).log_volume
     assert float(volume.max()) < 6  # and the regions are of use
+
+
+def test_errors_that_grow_with_the_distance_have_regions_that_do():
+    """Held-out steps of which few are far away, then as many near as far."""
+    places = normal(20, 50, 2)
+    away = torch.rand(4000, dtype=torch.float64, generator=torch.Generator().manual_seed(21)) ** 4
+    mean = places[0] + normal(22, 4000, 2)
+    error = 0.1 * (1 + (away / 0.1).square()).sqrt().unsqueeze(-1) * normal(23, 4000, 2)
+    parts = [(mean, 1e-6 * torch.eye(2, dtype=torch.float64).expand(4000, 2, 2), mean + error)]
+    made = calibrate(parts, away=[away], places=places)
+    assert 0.07 < float(made.growth.doubling) < 0.14
+    torch.testing.assert_close(made.rms[0], error.square().mean(0).sqrt())
+    known = places[:25].repeat(80, 1)  # distance nought
+    far = 30 + torch.rand(2000, 2, dtype=torch.float64)
+    reach = torch.cdist(far, places).amin(-1)
+    grown = 0.1 * (1 + (reach / 0.1).square()).sqrt().unsqueeze(-1)
+    since, flat = torch.zeros(2000), torch.zeros(2000, 2, 2, dtype=torch.float64)
+    for at, wide in ((known, 0.1), (far, grown)):
+        z = at + wide * normal(24, 2000, 2)
+        inside = made.region(at, flat, since, inner=at).contains(z)
+        assert 0.8 < float(inside.double().mean()) < 0.97
+        inside = made.region(at, flat, since).contains(z).double().mean()  # as if all were known
+        assert float(inside) > 0.8 if at is known else float(inside) < 0.1
+
+
+def test_distances_are_those_from_the_nearest_place(monkeypatch):
+    z, at = normal(30, 2, 1500, 3), normal(31, 2, 40, 3)
+    places = places_of(z)
+    assert places.shape == (2, growth.PLACES, 3)
+    assert torch.equal(places_of(z[:, :7]), z[:, :7])
+    monkeypatch.setattr(growth, "AT_ONCE", 7)
+    found = distances(at, places)
+    for b in range(2):
+        for t in range(0, 40, 9):
+            nearest = min(float((at[b, t] - place).norm()) for place in places[b])
+            assert float(found[b, t]) == pytest.approx(nearest)
+    turns = Scaling.fit(torch.tensor([[10.0], [90.0], [200.0], [359.0]]), [True])
+    inner = turns.apply(torch.tensor([[1.0], [359.0], [90.0]]))
+    assert float(distances(inner[:1], inner[1:2])) < 0.1 < float(distances(inner[:1], inner[2:]))
 
 
 def test_levels_outside_zero_and_one_are_refused():

@@ -326,6 +326,7 @@ class RecurrentFilter(TrainedFilter):
 
 @dataclass
 class LSTMFilter(RecurrentFilter):
+    noise: NotNegative | None  # type: ignore[assignment]
     window: Annotated[int, Range(1, most=10**6)]
 
 
@@ -341,6 +342,7 @@ class LRUFilter(StateFilter):
 
 @dataclass
 class TransformerFilter(LSTMFilter):
+    noise: NotNegative
     layers: Layers
     heads: Layers
 

@@ -226,7 +226,9 @@ class BaseFilter(Conventions, ABC):
         if calibration is None:
             region = credible_region(belief.mean, belief.cov, level=level)
         else:
-            region = calibration.region(belief.mean, belief.raw_cov, belief.since, level=level)
+            inner = None if calibration.growth is None else self.units.z.apply(belief.mean)
+            moments = (belief.mean, belief.raw_cov, belief.since)
+            region = calibration.region(*moments, inner=inner, level=level)
         if belief.stretch is None:
             return region
         return replace(region, radius2=region.radius2 * belief.stretch)
@@ -274,7 +276,7 @@ class BaseFilter(Conventions, ABC):
         known = self.calibration if filtered else self.smoothing_calibration
         answering, since = Answering(self.units, known), horizon(inner.evidence)
         mean, raw = answering.raw(inner.mean, inner.cov)
-        cov = answering.calibrated(raw, since, None)
+        cov = answering.calibrated(mean, raw, since, None)
         return replace(inner, mean=mean, cov=cov, raw_cov=raw, since=since, units=self.units)
 
     def _pieces(self, x: Any, u: Any, time: Any) -> tuple[list[tuple[Any, ...]], Tensor | None]:

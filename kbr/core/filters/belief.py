@@ -29,8 +29,14 @@ class Answering:
     def raw(self, mean: Tensor, cov: Tensor) -> Moments:
         return self.units.z.undo(mean, cov)
 
-    def calibrated(self, cov: Tensor, since: Tensor, stretch: Tensor | None) -> Tensor:
-        made = cov if self.calibration is None else self.calibration.cov(cov, since)
+    def calibrated(
+        self, mean: Tensor, cov: Tensor, since: Tensor, stretch: Tensor | None
+    ) -> Tensor:
+        """The covariance of a raw answer."""
+        made, known = cov, self.calibration
+        if known is not None:
+            inner = None if known.growth is None else self.units.z.apply(mean)
+            made = known.cov(cov, since, inner)
         return made if stretch is None else made * stretch[..., None, None]
 
 
@@ -71,7 +77,7 @@ class Belief:
     @cached_property
     def cov(self) -> Float[Tensor, "*e dz dz"]:
         """The calibrated covariance; the raw one where there was nothing to calibrate with."""
-        return self.answering.calibrated(self._raw[1], self.since, self.stretch)
+        return self.answering.calibrated(*self._raw, self.since, self.stretch)
 
     def plot(self, *, level: float = 0.9, ax: Any = None) -> Any:
         """The region of two latents in their plane; else each latent's density with its band.

@@ -105,8 +105,7 @@ def summary_of(
         return Summary(kind=kind, latents=units.latent_labels(count), **facts)
     labels = units.latent_labels(calibration.errors.shape[-1])
     row = int(calibration.horizons.abs().argmin())  # ordinary steps: of evidence, and awake
-    roots = calibration.errors[..., row, :, :].diagonal(dim1=-2, dim2=-1).sqrt()
-    means = roots.reshape(-1, len(labels)).mean(0).tolist()
+    means = calibration.rms[..., row, :].reshape(-1, len(labels)).mean(0).tolist()
     count = calibration.counts[row]
     distances = calibration.scores[..., row, :count]
     inside = distances <= calibration.radius2(LEVEL)[..., row].unsqueeze(-1)

@@ -16,10 +16,11 @@ class LSTMFilter(RecurrentFilter):
     Ref: Xu et al. 2022, section 5.3.
     """
 
-    noise: float = 0.5
+    noise: float | None = None
     window: int = 10
 
     kind: ClassVar[str] = "kbr.lstm_filter"
+    noises: ClassVar[tuple[float, float] | None] = (0.5, 0.05)
     network: ClassVar[type[SequenceModule]] = LSTMModule
 
     def __post_init__(self) -> None:

@@ -122,8 +122,7 @@ class RecurrentFilter(TrainedFilter, ABC):
 
     def fitted_state(self) -> dict[str, Any]:
         known = self._calibration
-        parts = None if known is None else {**vars(known), "counts": list(known.counts)}
-        return {"cov": self._cov, "calibration": parts}
+        return {"cov": self._cov, "calibration": None if known is None else known.record()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._cov, parts = state["cov"].double(), state.get("calibration")

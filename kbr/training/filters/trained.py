@@ -48,7 +48,8 @@ class TrainedFilter(BaseFilter):
     Where x has frames beside columns, that is the encoder of the frames: see `SensorEncoder`.
 
     epochs         full-batch steps at most;
-    noise          augmentation, in standard deviations of the observations;
+    noise          augmentation, in standard deviations of the observations; None, where a kind of
+                   filter has `noises`: that of frames, or of vectors;
     dropout        passed on to the encoder; None leaves the encoder's own;
     val_every      epochs between two looks at the validation error;
     slack          later weights are kept unless they validate worse than the best by this share;
@@ -60,7 +61,7 @@ class TrainedFilter(BaseFilter):
     epochs: int = 150
     lr: float = 3e-3
     weight_decay: float = 0.0
-    noise: float = 1.0
+    noise: float | None = 1.0
     dropout: float | None = None
     val_every: int = 10
     slack: float = 0.25
@@ -73,6 +74,7 @@ class TrainedFilter(BaseFilter):
     not_of_network: ClassVar[Sequence[str]] = ("val_every", "slack", "patience", "checkpoint_every")
     takes_files: ClassVar[bool] = True
     takes_sensors: ClassVar[bool] = True
+    noises: ClassVar[tuple[float, float] | None] = None  # of frames, of vectors
     in_blocks: ClassVar[bool] = False  # whether observations may stay in their file
 
     def __post_init__(self) -> None:
@@ -90,8 +92,10 @@ class TrainedFilter(BaseFilter):
         counts = ("epochs", "val_every", "patience", "log_every", "checkpoint_every")
         check_sizes(**{name: getattr(self, name) for name in counts})
         check_positive(float(self.lr), name="lr")
+        chosen = ("noise",) if self.noise is None and self.noises is not None else ()
         for name in ("noise", "weight_decay", "slack"):
-            if not getattr(self, name) >= 0:
+            value = getattr(self, name)
+            if name not in chosen and (value is None or not value >= 0):
                 raise KbrError(f"{name} must be at least 0; got {getattr(self, name)}. Set {name}.")
 
     def __repr__(self) -> str:
@@ -399,6 +403,8 @@ class TrainedFilter(BaseFilter):
         names = (one.name for one in fields(self) if one.name not in self.not_of_network)
         settings = {name: getattr(self, name) for name in names}
         settings["encoder"] = routed(self.encoder, self.known_sensors)
+        if self.noise is None and self.noises is not None:
+            settings["noise"] = self.noises[len(shape) == 1]
         if self.takes_controls:
             settings["controls"] = self._controls
         if self._flags:

@@ -28,7 +28,14 @@ from kbr.core.filters.kernel.run import Queries, run_filter, run_forecast, run_s
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storing.storage import FittedData
 from kbr.core.filters.lifting import windows
-from kbr.core.filters.sequences import LEAD, Piece, blocks_all_over, excerpts, split
+from kbr.core.filters.sequences import (
+    LEAD,
+    Piece,
+    blocks_all_over,
+    excerpts,
+    outside,
+    split,
+)
 from kbr.core.uncertainty.calibration import (
     LONGEST,
     WAKING,
@@ -37,6 +44,7 @@ from kbr.core.uncertainty.calibration import (
     bridges_of,
     calibrate,
 )
+from kbr.core.uncertainty.growth import distances, places_of
 from kbr.core.units.scaling import Scaling
 
 # Distances from evidence, as those of a Brownian bridge, that smoothing tells apart.
@@ -63,13 +71,14 @@ def measured(
     part that the filter itself stands for the one without it. Steps that were added after the fit
     are not among those held out.
     """
-    rows, lam = [], fitted.data.choice.lam
-    for block, operators, pieces in _held_out(fitted.founding, first_too=first_too):
+    rows, first, lam = [], fitted.founding, fitted.data.choice.lam
+    for block, operators, pieces in _held_out(first, first_too=first_too):
         mend = None if correct is None else correct(block)
-        rows.append(filter_rows(operators, lam, pieces, mend, fitted.data.history))
+        found = filter_rows(operators, lam, pieces, mend, fitted.data.history)
+        rows.append((found, _places(first, block)))
     if not rows:
         return fitted
-    return fitted.changed(calibration=calibrated_rows(fitted.units.z, rows), known=not first_too)
+    return fitted.changed(calibration=_calibrated(first, rows), known=not first_too)
 
 
 def smoothing_measured(fitted: Fitted) -> Fitted:
@@ -79,17 +88,20 @@ def smoothing_measured(fitted: Fitted) -> Fitted:
     first, choice, both = fitted.founding, fitted.data.choice, not fitted.data.known
     local = isinstance(first.operators.update, Local)  # each block has gaps of a length of its own
     rows = [
-        smoother_rows(
-            operators,
-            choice.lam_transition,
-            choice.lam,
-            pieces,
-            history=fitted.data.history,
-            gaps=GAPS[k::BLOCKS] if local and both else GAPS,
+        (
+            smoother_rows(
+                operators,
+                choice.lam_transition,
+                choice.lam,
+                pieces,
+                history=fitted.data.history,
+                gaps=GAPS[k::BLOCKS] if local and both else GAPS,
+            ),
+            _places(first, block),
         )
-        for k, (_, operators, pieces) in enumerate(_held_out(first, first_too=both))
+        for k, (block, operators, pieces) in enumerate(_held_out(first, first_too=both))
     ]
-    return fitted.changed(smoothing=calibrated_rows(fitted.units.z, rows)) if rows else fitted
+    return fitted.changed(smoothing=_calibrated(first, rows)) if rows else fitted
 
 
 def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Operators, list[Piece]]]:
@@ -174,15 +186,35 @@ def filter_rows(
     return rows
 
 
-def calibrated_rows(scaling: Scaling, several: Sequence[Rows]) -> Calibration:
-    """The calibration of all blocks together."""
-    horizons = sorted({h for rows in several for h in rows})
-    joined = []
+def _places(fitted: Fitted, block: range) -> Tensor | None:
+    """Latents that operators of the steps outside the block know; None: error bars do not grow.
+
+    A filter of very many points is measured as it is, without a new place.
+    """
+    if is_large(fitted.n):
+        return None
+    answered = fitted.data.z.shape[-1] - fitted.data.rates
+    return places_of(outside(fitted.data.z, block)[..., :answered])
+
+
+def _calibrated(fitted: Fitted, several: Sequence[tuple[Rows, Tensor | None]]) -> Calibration:
+    """The calibration of all blocks together, each with the places that were known."""
+    scaling, horizons = fitted.units.z, sorted({h for rows, _ in several for h in rows})
+    joined, away = [], []
     for h in horizons:
-        parts = [answers(scaling, *part) for rows in several for part in rows.get(h, ())]
+        parts, far = [], []
+        for rows, places in several:
+            for part in rows.get(h, ()):
+                parts.append(answers(scaling, *part))
+                if places is not None:
+                    inner = scaling.centred().apply(parts[-1][0])
+                    far.append(distances(inner, places))
         mean, cov, z = zip(*parts, strict=True)
         joined.append((torch.cat(mean, -2), torch.cat(cov, -3), torch.cat(z, -2)))
-    return calibrate(joined, horizons)
+        away += [torch.cat(far, -1)] if far else []
+    if not away:
+        return calibrate(joined, horizons)
+    return calibrate(joined, horizons, away=away, places=_places(fitted, range(0)))
 
 
 def _starts(rows: Float[Tensor, "*b t c"], most: int) -> Float[Tensor, "*b s w c"]:

@@ -54,7 +54,7 @@ class ExportedStep(nn.Module):
         after = operators.step(prior, query, self.lam, seen, self.reach(flat))
         since = next_horizon(packed[:, -1], after.evidence).clamp_max(LONGEST)
         mean, raw = self.answering.raw(*operators.readout.mean_cov(after.moments))
-        cov = self.answering.calibrated(raw, since, None)
+        cov = self.answering.calibrated(mean, raw, since, None)
         ahead = operators.predict(after.state)
         one = torch.ones_like(never)
         fresh = torch.cat([one, ahead.state, ahead.moments, since.unsqueeze(-1)], -1)

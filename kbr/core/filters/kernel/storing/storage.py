@@ -13,6 +13,7 @@ from kbr.core.filters.kernel.choosing.search import CHOICES, Choice, Edge
 from kbr.core.filters.kernel.engines.landmarks import Landmarks
 from kbr.core.filters.sequences import Sequences, lengths_outside, outside
 from kbr.core.uncertainty.calibration import Calibration
+from kbr.core.uncertainty.growth import Growth
 from kbr.core.units.sensors import Sensors
 from kbr.core.units.units import Units
 
@@ -97,7 +98,7 @@ def pack(data: FittedData) -> dict[str, Any]:
     for name in ("calibration", "smoothing"):
         calibration = getattr(data, name)
         if calibration is not None:
-            content[name] = {**vars(calibration), "counts": list(calibration.counts)}
+            content[name] = calibration.record()
     optional = {
         "compression": data.compression and dict(vars(data.compression)),
         "reach": data.reach,
@@ -191,8 +192,9 @@ def member(content: dict[str, Any], trial: int) -> dict[str, Any]:
         parts["choice"] = {key: value[trial] for key, value in content["choice"].items()}
     for name in ("calibration", "smoothing"):
         if name in content:
-            each = {k: content[name][k][trial] for k in ("blend", "errors", "scores")}
-            parts[name] = {**content[name], **each}
+            stored = content[name]
+            each = {k: v[trial] for k, v in stored.items() if k not in ("horizons", "counts")}
+            parts[name] = {**stored, **each}
     if content.get("reach") is not None:
         parts["reach"] = content["reach"][trial]
     if content.get("units") is not None:
@@ -203,7 +205,7 @@ def member(content: dict[str, Any], trial: int) -> dict[str, Any]:
 def _calibration(stored: Any, z: Tensor) -> Calibration | None:
     if stored is None:
         return None
-    tensors = {key: _numbers(stored[key]) for key in ("blend", "errors", "scores")}
+    tensors: Any = {key: _numbers(stored[key]) for key in ("blend", "errors", "scores")}
     if "horizons" not in stored:  # of a file from before gaps were told apart: ordinary steps alone
         one = {key: value.unsqueeze(z.ndim - 2) for key, value in tensors.items()}
         return Calibration(z.new_zeros(1), (stored["scores"].shape[-1],), **one)
@@ -214,7 +216,17 @@ def _calibration(stored: Any, z: Tensor) -> Calibration | None:
     assert tensors["blend"].shape == scores.shape[:-1] == tuple(errors_lead) == lead
     assert rows == columns > 0
     assert 0 < max(counts) <= scores.shape[-1]
-    return Calibration(horizons, counts, **tensors)
+    if "squares" in stored:  # not in files from before errors grew in new places
+        tensors["squares"] = _numbers(stored["squares"])
+        assert tensors["squares"].shape == (*lead, columns)
+    if "places" not in stored:
+        return Calibration(horizons, counts, **tensors)
+    places, doubling = _numbers(stored["places"]), _numbers(stored["doubling"], finite=False)
+    assert places.shape[:-2] == z.shape[:-2]
+    assert 0 < places.shape[-1] <= z.shape[-1]
+    assert doubling.shape == lead
+    assert bool((doubling > 0).all())
+    return Calibration(horizons, counts, **tensors, growth=Growth(places, doubling))
 
 
 def _numbers(value: object, *, finite: bool = True) -> Tensor:
