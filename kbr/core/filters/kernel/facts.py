@@ -100,7 +100,9 @@ def _at(edge: Edge) -> str:
 def _meant(values: Tensor, bounds: Bounds) -> tuple[str, ...]:
     """Ends that are no edge: the search is meant to stop there."""
     at = {end: (values / b - 1).abs() < 1e-6 for end, b in zip(ENDS, bounds, strict=True)}
-    return tuple(f"at the {end} end, where it should stop" for end, met in at.items() if bool(met.any()))
+    return tuple(
+        f"at the {end} end, where it should stop" for end, met in at.items() if bool(met.any())
+    )
 
 
 def _engine(update: Update) -> str:
