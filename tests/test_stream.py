@@ -86,10 +86,11 @@ def test_covariances_are_calibrated_unless_raw(saved, tmp_path):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-def test_csv_out_has_a_header_and_a_row_a_step(saved, tmp_path):
+@pytest.mark.parametrize(("name", "keys"), [("out.csv", {}), ("out", {"to": "csv"})])
+def test_csv_out_has_a_header_and_a_row_a_step(saved, tmp_path, name, keys):
     (tmp_path / "in.jsonl").write_text("[0.1, 0.2]\nnull\n")
-    target = tmp_path / "out.csv"
-    stream(Options(run=saved[1], input=str(tmp_path / "in.jsonl"), output=str(target), to="csv"))
+    target = tmp_path / name
+    stream(Options(run=saved[1], input=str(tmp_path / "in.jsonl"), output=str(target), **keys))
     head, *rows = target.read_text().splitlines()
     assert head == "step,mean_0,mean_1,cov_0_0,cov_0_1,cov_1_0,cov_1_1,evidence"
     assert [row.split(",")[0] for row in rows] == ["1", "2"]

@@ -1,6 +1,6 @@
 """`kbr-filter`: observations in, beliefs out, one line at a time as they arrive.
 
-kbr-filter run=outputs/... input=new.csv output=beliefs.csv to=csv
+kbr-filter run=outputs/... input=new.csv output=beliefs.csv
 tail -f sensor.jsonl | kbr-filter run=filter.ckpt | your-program
 tail -f sensor.jsonl | kbr-filter run=filter.ckpt --serve > beliefs.jsonl
 """
@@ -88,7 +88,7 @@ def _answer_all(options: Options, filt: Any, stopping: Stopping, page: LivePage 
         rows = _rows(options, filt, stack)
         out = stack.enter_context(opened(options.output))
         write = Writer(
-            out, options.to, filt.units, dz=belief.mean.shape[-1], raw=options.cov == "raw"
+            out, options.written, filt.units, dz=belief.mean.shape[-1], raw=options.cov == "raw"
         )
         left: set[str] = set()  # sequences that have ended
         try:

@@ -16,7 +16,7 @@ USAGE = """usage: kbr-filter run=<run folder or .ckpt> [key=value ...]
              with states.csv; - for standard input                [-]
   output     a file; - for standard output                        [-]
   from       jsonl or csv: what standard input holds              [jsonl]
-  to         jsonl or csv: what is written                        [jsonl]
+  to         jsonl or csv: what is written      [as output ends, or jsonl]
   cov        calibrated or raw covariances                        [calibrated]
   decimal    point or comma in CSV                                [as trained]
   on_error   stop or skip a line that cannot be read              [stop]
@@ -51,7 +51,7 @@ class Options:
     input: str = "-"
     output: str = "-"
     source: str = "jsonl"  # the key `from`
-    to: str = "jsonl"
+    to: str | None = None  # as the output's ending says, or jsonl
     cov: str = "calibrated"
     decimal: str | None = None
     on_error: str = "stop"
@@ -66,6 +66,11 @@ class Options:
             value = getattr(self, "source" if key == "from" else key)
             if value is not None and value not in values:
                 raise KbrError(f"{key} must be {' or '.join(values)}; got {value!r}.")
+
+    @property
+    def written(self) -> str:
+        """What is written: jsonl or csv."""
+        return self.to or ("csv" if self.output.lower().endswith(".csv") else "jsonl")
 
 
 def parse(arguments: list[str]) -> Options:
