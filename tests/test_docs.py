@@ -151,11 +151,42 @@ def test_commands_commits_and_times_are_those_of_the_recorded_runs():
     assert sorted(stated) == sorted((run["commit"], run["seconds"]) for run in runs)
 
 
+def benchmark(name):
+    """A script of benchmarks, as a module."""
+    path = ROOT / "benchmarks" / f"{name}.py"
+    script = module_from_spec(spec := spec_from_file_location(name, path))
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_tables_beside_other_filters_stand_in_a_committed_file(tmp_path):
+    """They are what benchmarks/peers.py writes from the rows that it kept."""
+    script = benchmark("peers")
+    rows, page = script.read(RESULTS / "peers.csv"), (ROOT / "docs" / "peers.md").read_text()
+    assert script.fill(page, rows) == page
+    places = [found.groups()[1:5] for found in script.TABLE.finditer(page)]
+    kept = {tuple(row[key] for key in script.KEY[:4]) for row in rows}
+    assert set(places) == kept
+    for place in kept:  # each table is of all its rows
+        changed = [
+            {**row, "mse": "12345", "db": "12345"}
+            if tuple(row[key] for key in script.KEY[:4]) == place
+            else row
+            for row in rows
+        ]
+        assert script.fill(page, changed) != page
+    (tmp_path / "results").mkdir()
+    (tmp_path / "peers.md").write_text(page)
+    script.keep(rows, tmp_path)
+    script.keep([{**rows[0], "db": "-1.5"}], tmp_path)
+    again = script.read(tmp_path / "results" / "peers.csv")
+    assert len(again) == len(rows)
+    assert sum(one != two for one, two in zip(again, rows, strict=True)) == 1
+
+
 def test_tables_of_real_recordings_stand_in_a_committed_file():
     """They are what benchmarks/real_tables.py writes from the sweep's summary: row by row."""
-    path = ROOT / "benchmarks" / "real_tables.py"
-    script = module_from_spec(spec := spec_from_file_location("real_tables", path))
-    spec.loader.exec_module(script)
+    script = benchmark("real_tables")
     with (RESULTS / "real.csv").open() as handle:
         rows = list(csv.DictReader(handle))
     page = (ROOT / "docs" / "real_data.md").read_text()

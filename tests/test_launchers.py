@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -126,6 +127,9 @@ def test_ranges_on_the_command_line_are_searched(search):
 
     assert search.suggestion(Trial(), space[0]) == 1e-2
     assert search.suggestion(Trial(), space[1]) == ["8", "9"]
+    assert search.all_values(space, 100) is None
+    assert search.all_values(space[1:], 1) is None
+    assert search.all_values(space[1:], 2) == {"model.filter.hidden": ["8", "9"]}
 
 
 @pytest.mark.parametrize(
@@ -214,6 +218,8 @@ def test_a_search_goes_on_prunes_and_ends_with_a_command(search, tmp_path, capsy
     applied = ["data=dsprites", "model=iw_nn", "hparams=${data}_${model}"]
     config = search.composed([*applied, f"hydra.searchpath=[file://{keep.parent}]"])
     assert config.model.filter.lr == pytest.approx(best.params["model.filter.lr"], rel=1e-3)
+    assert config.model.filter.n_fourier == 8  # which was the same in all runs
+    assert config.data.n_train != 30
     others = ["model=lstm", "hparams=dsprites_iw_nn", f"hydra.searchpath=[file://{keep.parent}]"]
     with pytest.raises(KbrError, match="hparams=dsprites_iw_nn holds settings of another model"):
         search.composed(others)
@@ -221,3 +227,6 @@ def test_a_search_goes_on_prunes_and_ends_with_a_command(search, tmp_path, capsy
     monkeypatch.setattr(pruner, "prune", lambda self, study, trial: trial.number == 2)
     search.search([*given, "model.filter.lr=interval(1e-3,1e-2)"], trials=3, study=study)
     assert "[3/3] pruned" in capsys.readouterr().out
+    search.search([*given, "model.filter.lr=3e-3,5e-3"], trials=9, study=study)
+    assert "[2/2]" in (printed := capsys.readouterr().out)
+    assert sorted(re.findall(r"lr=(\S+)", printed)[:2]) == ["0.003", "0.005"]

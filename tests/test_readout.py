@@ -156,3 +156,15 @@ def test_smoothing_is_measured_where_filtering_was(tmp_path, monkeypatch):
         one.save(tmp_path / "filter.ckpt")
         assert KernelBayesFilter.load(tmp_path / "filter.ckpt").smoothing_calibration is not None
     assert asked == [True, True, False, False]
+
+
+def test_velocities_are_no_part_of_the_answer_whatever_the_units(data, tmp_path):
+    x, z = data
+    filt = ReadoutFilter(encoder=ENCODER, epochs=2, val_every=2, velocity=True)
+    filt.fit(list(x[:5]), list(z[:5]), units=Units.none(z), trainer=QUIET)
+    out = filt.filter(x[5:])
+    assert out.mean.shape == z[5:].shape
+    assert out.cov.shape == (*z[5:].shape, 2)
+    filt.save(tmp_path / "filter.ckpt")
+    again = ReadoutFilter.load(tmp_path / "filter.ckpt").filter(x[5:])
+    torch.testing.assert_close(again.cov, out.cov)

@@ -43,6 +43,7 @@ MODELS = {
 EVERY = MODELS | {
     name: partial(NETWORKS[name], **COMMON) for name in ("lru", "rkn", "transformer", "kalman_nn")
 }
+EVERY["drawn pieces"] = partial(GRUFilter, **COMMON, chunk=8, hidden=8, gaps=0.1, batch=16)
 CUT = [*((name, 11) for name in EVERY), *((name, 2) for name in MODELS)]
 
 

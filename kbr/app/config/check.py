@@ -39,6 +39,12 @@ def check_config(config: DictConfig, hydra: Any, *, script: str = "train") -> No
     `hydra` is Hydra's own part of the config: options of the groups, overrides, who refers to keys.
     """
     check = Check(script, config, hydra)
+    tuned, model = check.choices.get("hparams"), check.choices.get("model")
+    if tuned and not tuned.endswith(f"_{model}"):
+        raise KbrError(
+            f"hparams={tuned} holds settings of another model than model={model}. Use a file of "
+            f"configs/hparams that ends in _{model}, or leave hparams out."
+        )
     check.run()
     overrides = typed_words(hydra)
     check_use(script, check.values, check.choices, overrides)
@@ -51,12 +57,6 @@ def check_config(config: DictConfig, hydra: Any, *, script: str = "train") -> No
     if single and (space := check.choices.get("hparams_search")):
         raise KbrError(
             f"hparams_search={space} is a search: `kbr-tune hparams_search={space} ...`."
-        )
-    tuned, model = check.choices.get("hparams"), check.choices.get("model")
-    if tuned and not tuned.endswith(f"_{model}"):
-        raise KbrError(
-            f"hparams={tuned} holds settings of another model than model={model}. Use a file of "
-            f"configs/hparams that ends in _{model}, or leave hparams out."
         )
     if single and (note := idle_note(check.values, overrides)):
         print(f"  note: {note}")

@@ -322,6 +322,7 @@ class RecurrentFilter(TrainedFilter):
     hidden: Annotated[int, Range(1, most=10**5)]
     gaps: Dropout
     loss: Literal["mse", "likelihood"]
+    batch: Count | None
 
 
 @dataclass

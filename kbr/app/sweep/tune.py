@@ -7,10 +7,12 @@
 Overrides are those of train.py; the ones that give a range or several values are searched, else
 those of configs/hparams_search. What counts is the error on the validation block, the
 mean over the trials' seeds; test data are not looked at. A run that does worse than the median at
-the same epoch is cut short. The study is a SQLite file: the same command goes on with it.
+the same epoch is cut short. Values without a range are each tried once, if --trials are enough for
+all of their combinations. The study is a SQLite file: the same command goes on with it.
 """
 
 import argparse
+import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,10 +80,16 @@ def search(overrides: Sequence[str], *, trials: int, study: Path, keep: Path | N
         pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP),
     )
     keys, done = [str(one.get_key_element()) for one in space], _finished(kept)
+    grid = all_values(space, trials)
+    trials = trials if grid is None else math.prod(map(len, grid.values()))
     print(f"search over {', '.join(keys)}; {done} done")
     while done < trials:
         # A seed for each run: a search that is interrupted and started again draws new points.
-        kept.sampler = optuna.samplers.TPESampler(seed=len(kept.trials), multivariate=True)
+        kept.sampler = (
+            optuna.samplers.TPESampler(seed=len(kept.trials), multivariate=True)
+            if grid is None
+            else optuna.samplers.GridSampler(grid, seed=0)
+        )
         kept.optimize(lambda trial: _objective(trial, fixed, space), n_trials=1, catch=(Diverged,))
         done, last = _finished(kept), kept.trials[-1]
         result = f"{last.value:.4f}" if last.state.name == "COMPLETE" else last.state.name.lower()
@@ -96,6 +104,14 @@ def search(overrides: Sequence[str], *, trials: int, study: Path, keep: Path | N
     if keep is not None:
         print(f"  settings    {keep_settings(keep, config, kept, fixed, measure)}")
     return best
+
+
+def all_values(space: Sequence[Override], trials: int) -> dict[str, list[str]] | None:
+    """The values of every key, where there are no ranges and so many runs can try them all."""
+    if any(one.is_interval_sweep() for one in space):
+        return None
+    values = {str(one.get_key_element()): list(one.sweep_string_iterator()) for one in space}
+    return values if math.prod(map(len, values.values())) <= trials else None
 
 
 def _finished(study: Any) -> int:

@@ -14,13 +14,21 @@ from omegaconf import DictConfig, OmegaConf
 from kbr.app.text.commands import quoted
 from kbr.core.io.checkpoint import write_atomically
 
+PARTS = ("model.", "encoder.")  # of a config that settings belong to
+
 
 def keep_settings(
     folder: Path, config: DictConfig, study: Any, fixed: Sequence[str], measure: str
 ) -> Path:
-    """<data>_<model>.yaml and .csv in `folder`."""
+    """<data>_<model>.yaml and .csv in `folder`.
+
+    Settings of the model that were the same in all runs are kept too: the others go with them.
+    """
     best, name = study.best_trial, f"{config.data.name}_{config.model.name}"
     settings = OmegaConf.create()
+    for key in (word.partition("=")[0].lstrip("+") for word in fixed):
+        if key.startswith(PARTS):
+            OmegaConf.update(settings, key, OmegaConf.select(config, key))
     for key, value in best.params.items():
         written = float(f"{value:.4g}") if isinstance(value, float) else value
         OmegaConf.update(settings, key, _plain(written))

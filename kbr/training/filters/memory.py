@@ -20,3 +20,7 @@ class StateFilter(RecurrentFilter, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sizes(chunk=self.chunk)
+
+    @property
+    def piece_steps(self) -> int:
+        return self.chunk

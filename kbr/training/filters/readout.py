@@ -1,7 +1,7 @@
 """The kernel Bayes filter on what a trained network tells of the latent, frame by frame."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -89,8 +89,10 @@ class ReadoutFilter(FilterOnFeatures):
         told = torch.cat([truth[:cut] + old * stretch.clamp_min(1.0), told[cut:]])
         second = new.mT @ new / len(new)
         self._whitening = ridge_cholesky(second, ridge=LEAST, name="errors of the readout")
-        kernel, data = self._kernel_filter(), self._on(self._white(told), z)
-        fitted = kernel.learned(kernel._lifted(data), in_order=True)
+        kernel = self._kernel_filter()
+        data = kernel._lifted(self._on(self._white(told), z))
+        self._units = replace(self.units, z=data.units.z)  # which knows rates from the columns of z
+        fitted = kernel.learned(data, in_order=True)
         self._filter = KernelBayesFilter.of(measured(fitted, first_too=False))
         choice = self._filter.choice
         self.val_mse, self.edges = float(choice.val_mse), choice.edges

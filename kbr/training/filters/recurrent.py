@@ -1,6 +1,7 @@
 """Recurrent networks behind the methods of the kernel filters: what their filters share."""
 
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.base import never
 from kbr.core.filters.belief import Belief, Moments
 from kbr.core.filters.kernel.choosing.held_out import answers
-from kbr.core.filters.kernel.choosing.validation import split_lengths, validation_start
+from kbr.core.filters.kernel.choosing.validation import held_out_block, split_lengths
 from kbr.core.filters.result import FilterResult
 from kbr.core.inputs import check_shares, check_sizes
 from kbr.core.io.file_rows import FileRows
@@ -29,7 +30,7 @@ from kbr.training.data import Observations
 from kbr.training.filters.trained import TrainedFilter
 from kbr.training.gaps import hold
 from kbr.training.modules.base import SequenceModule
-from kbr.training.modules.recurrent import RecurrentModule, State
+from kbr.training.modules.recurrent import PIECE_STEPS, RecurrentModule, State
 from kbr.training.precision import covariance, whitened
 
 LOSSES = ("mse", "likelihood")
@@ -58,7 +59,10 @@ class RecurrentFilter(TrainedFilter, ABC):
     gaps   share of the training frames that are hidden, so that the network learns what a missing
            one means; with 0 it is not told;
     loss   "mse", squared errors, or "likelihood", that of Gaussians whose covariances are learned
-           with their means.
+           with their means;
+    batch  frames that a step of training sees, in pieces drawn anew, None: all. `epochs` then
+           counts such steps, and of many sequences whole ones at the end are held out, as by the
+           kernel filters.
 
     Math: C_t = P_t^-1 V P_t^-T is the raw covariance; P_t a function of the network's outputs.
           loss="mse": it is fitted to the errors in training, V is the mean of (P_t e_t)(P_t e_t)'
@@ -77,6 +81,7 @@ class RecurrentFilter(TrainedFilter, ABC):
     hidden: int = 64
     gaps: float = 0.0
     loss: str = "mse"
+    batch: int | None = None
 
     takes_controls: ClassVar[bool] = True
 
@@ -86,8 +91,23 @@ class RecurrentFilter(TrainedFilter, ABC):
         check_shares(gaps=self.gaps)
         if self.loss not in LOSSES:
             raise KbrError(f"loss must be one of {', '.join(LOSSES)}; got {self.loss}. Set loss.")
+        if self.batch is not None and self.batch < self.piece_steps:
+            raise KbrError(
+                f"batch must be at least {self.piece_steps}, the frames of one piece; got "
+                f"{self.batch}. Raise batch, or leave it null for all frames."
+            )
         self._cov = torch.empty(0, device="cpu")  # V, above
         self._calibration: Calibration | None = None  # what the validation block says
+
+    @property
+    def piece_steps(self) -> int:
+        """How long the pieces are that a step of `batch` frames draws."""
+        return PIECE_STEPS
+
+    def held_out_from(self, lengths: Sequence[int]) -> int:
+        if self.batch is None:
+            return super().held_out_from(lengths)
+        return held_out_block(lengths).start
 
     @property
     def calibration(self) -> Calibration | None:
@@ -95,7 +115,7 @@ class RecurrentFilter(TrainedFilter, ABC):
 
     @torch.no_grad()
     def finish(self, module: SequenceModule, x: Observations, z: Tensor, *u: Tensor) -> None:
-        trained, pieces = split_lengths(self._lengths, validation_start(z.shape[0]))
+        trained, pieces = split_lengths(self._lengths, self.held_out_from(self._lengths))
         held_out = [self._rows(x, z, *u, piece=piece) for piece in pieces]
         outputs, error = self._errors(held_out)
         if self.loss == "likelihood":

@@ -9,7 +9,7 @@ from typing import Any
 import lightning
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from kbr.core.errors import Diverged, KbrError
 from kbr.core.filters.result import mean_squared_error
@@ -161,6 +161,13 @@ class SequenceModule(lightning.LightningModule):
             mixed = (self.seed * 1_000_003 + self.current_epoch) * 1009 + worker
             torch.manual_seed((mixed + part * PARTS) % 2**63)
             yield
+
+    def step_generator(self) -> Generator:
+        """What decides which rows this step sees: of the seed and the epoch, alike on all workers.
+
+        Where a step draws its rows, an epoch is one step.
+        """
+        return Generator().manual_seed((self.seed * 1_000_003 + self.current_epoch) % 2**63)
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=self.lr, weight_decay=self.weight_decay)

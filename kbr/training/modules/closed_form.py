@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.io.file_rows import FileRows
@@ -85,5 +85,4 @@ class ClosedFormModule(SequenceModule):
         """Which of n rows this step sees; None: all of them."""
         if self.batch is None or self.batch >= n:
             return None
-        generator = Generator().manual_seed((self.seed * 1_000_003 + self.current_epoch) % 2**63)
-        return torch.randint(n, (self.batch,), generator=generator)
+        return torch.randint(n, (self.batch,), generator=self.step_generator())

@@ -2,17 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kbr.training.modules.pieces import cut
 from kbr.training.modules.recurrent import RecurrentModule, State
 from kbr.training.precision import Outputs
-
-GOLDEN = 0.6180339887498949  # multiples of it, modulo one, fill the interval evenly
 
 
 class WindowModule(RecurrentModule):
@@ -66,10 +64,10 @@ class StateModule(RecurrentModule):
         super().__init__(**shared)
         self.chunk = chunk
 
+    @property
+    def piece_steps(self) -> int:
+        return self.chunk
+
     def pieces(self, lengths: Sequence[int]) -> list[int]:
-        first = 1 + int(self.current_epoch * GOLDEN % 1 * self.chunk)
-        pieces = []
-        for length in lengths:
-            cuts = [0, *range(min(first, length), length, self.chunk), length]
-            pieces += [b - a for a, b in pairwise(cuts) if b > a]
-        return pieces
+        every = cut(lengths, self.chunk, self.first_cut(self.chunk))
+        return [piece.end - piece.start for piece in every]

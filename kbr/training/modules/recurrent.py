@@ -6,7 +6,6 @@ trained follows from its memory, see `kbr.training.modules.memory`.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -14,15 +13,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from kbr.core.errors import KbrError
 from kbr.core.filters.result import mean_squared_error
 from kbr.core.io.file_rows import FileRows
 from kbr.core.linalg import or_one
 from kbr.training.data import Batch
 from kbr.training.gaps import hold, random_gaps
 from kbr.training.modules.base import SequenceModule
+from kbr.training.modules.pieces import Piece, block, cut, rows_of
 from kbr.training.precision import Outputs, PrecisionLayer, Whitening, likelihood_loss
 
 State = Float[Tensor, "s ..."]  # what a sequence remembers; None before its first frame
+PIECE_STEPS = 50  # of a piece that is drawn for a step, where no `chunk` says it
+GOLDEN = 0.6180339887498949  # multiples of it, modulo one, fill the interval evenly
 
 
 class RecurrentModule(SequenceModule):
@@ -36,7 +39,9 @@ class RecurrentModule(SequenceModule):
     loss      "mse": P_t is fitted once the rest is trained; "likelihood": it is trained with it;
     gaps      share of the training frames that are hidden, in gaps, fresh ones each epoch; then b_t
               says whether frame t is there. With 0 there is no such input;
-    controls  how many control inputs u_t there are.
+    controls  how many control inputs u_t there are;
+    batch     frames that a step of training sees, about so many: pieces of sequences drawn anew for
+              every step, whose loss is on average that of all. None: all frames.
 
     A hidden or missing frame has the features of the last one. Latents are scaled to mean zero and
     variance one inside.
@@ -52,10 +57,11 @@ class RecurrentModule(SequenceModule):
         gaps: float = 0.0,
         controls: int = 0,
         loss: str = "mse",
+        batch: int | None = None,
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
-        self.gaps, self.controls, self.loss = gaps, controls, loss
+        self.gaps, self.controls, self.loss, self.batch = gaps, controls, loss, batch
         shape, dz = self.hparams["shape"], self.hparams["dz"]
         with torch.no_grad():
             self.n_features = self.encoder.eval()(torch.zeros(1, *shape, device="cpu")).shape[-1]
@@ -117,6 +123,34 @@ class RecurrentModule(SequenceModule):
         """How training sequences are cut: no memory is carried from piece to piece."""
         return list(lengths)
 
+    @property
+    def piece_steps(self) -> int:
+        """How long the pieces are that are drawn for a step of `batch` frames."""
+        return PIECE_STEPS
+
+    def first_cut(self, size: int) -> int:
+        """Where sequences are cut first in this epoch, from 1 to `size`."""
+        return 1 + int(self.current_epoch * GOLDEN % 1 * size)
+
+    def looked_at(self, lengths: Sequence[int], rank: int, world: int) -> tuple[list[Piece], float]:
+        """What this step of a worker sees, and how many times as much there is.
+
+        Math: of P pieces, k are drawn without replacement: E[P / k sum_drawn l] = sum_all l.
+        """
+        n = sum(lengths)
+        if self.batch is None or self.batch >= n:
+            return block(self.pieces(lengths), self.memory, rank, world), 1.0
+        size = self.piece_steps
+        every = cut(lengths, size, self.first_cut(size), self.memory)
+        count = max(1, round(self.batch * len(every) / n))
+        if count < world:
+            raise KbrError(
+                f"batch={self.batch} is {count} pieces of about {size} frames, fewer than the "
+                f"{world} workers. Raise batch to {size * world} or more."
+            )
+        order = torch.randperm(len(every), generator=self.step_generator())
+        return [every[k] for k in order[:count][rank::world].tolist()], len(every) / count
+
     def run(self, inputs: Float[Tensor, "t d"], lengths: Sequence[int]) -> Outputs:
         """Outputs at every step of pieces end to end, which run side by side."""
         rows = pad_sequence(list(torch.split(inputs, list(lengths))), batch_first=True)
@@ -158,30 +192,30 @@ class RecurrentModule(SequenceModule):
     def share(
         self, x: Tensor, z: Tensor, *u: Tensor, lengths: Sequence[int], rank: int, world: int
     ) -> Tensor:
-        """The loss of one worker's block of steps; the mean over workers is the loss of all."""
-        start, end = (len(z) * k // world for k in (rank, rank + 1))
-        bounds = list(accumulate(self.pieces(lengths), initial=0))
-        before = max(bound for bound in bounds if bound <= start)  # what the first steps look at
-        if self.memory is not None:
-            before = max(before, start - self.memory)
-        cuts = [before, *(bound for bound in bounds if before < bound < end), end]
-        seen_lengths = [b - a for a, b in pairwise(cuts)]
-        psi = self.train_features(x[before:end])
+        """The loss of one worker's steps; the mean over workers is the loss of all.
+
+        With `batch`, that is an estimate without bias of the loss of all frames.
+        """
+        pieces, times = self.looked_at(lengths, rank, world)
+        rows, counted = rows_of(pieces)
+        seen_lengths = [piece.end - piece.before for piece in pieces]
+        psi = self.train_features(x[rows])
         seen = torch.ones(len(psi), dtype=torch.bool, device=psi.device)
         if self.gaps > 0:
             with self.epoch_randomness(part=1):
                 seen = random_gaps(seen_lengths, self.gaps).to(psi.device)
             psi = hold(psi.unsqueeze(0), seen.unsqueeze(0))[0]
-        inputs = self.inputs(psi, seen, *(part[before:end] for part in u))
-        outputs = self.run(inputs, seen_lengths)[start - before :]
-        target = (z[start:end].to(outputs) - self.z_mean) / self.z_scale
+        counted = counted.to(psi.device)
+        outputs = self.run(self.inputs(psi, seen, *(part[rows] for part in u)), seen_lengths)
+        outputs = outputs[counted]
+        target = (z[rows][counted].to(outputs) - self.z_mean) / self.z_scale
         error: Tensor = self.readout(outputs) - target
         if self.loss == "likelihood":
             with self.blaming_lr():
                 loss = likelihood_loss(self.own_whitening(outputs), error)
         else:
             loss = error.square().sum(-1).mean()
-        return loss * (world * (end - start) / len(z))
+        return loss * (times * (world * len(error) / len(z)))
 
     def validation_step(self, batch: Batch, index: int) -> None:
         """The error on the validation block, entered without memory, as a test sequence is."""
