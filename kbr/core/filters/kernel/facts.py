@@ -40,7 +40,7 @@ def kernel_facts(
     error = choice.val_mse
     return {
         "method": f"{type(operators.rule).__name__}, {type(operators.rule.ratio).__name__}",
-        "n": operators.n,
+        "n": operators.n if data.compression is None else data.compression.n_train,
         "sequences": len(data.lengths) if data.landmarks is None else None,
         "observation": fitted.one,
         "engine": _engine(update),
@@ -130,7 +130,8 @@ def _approximations(fitted: Fitted) -> Iterator[str]:
         yield from operators.notes
         yield from () if operators.lift is None else operators.lift.notes
     if compression is not None:
-        yield f"compressed to {operators.n:,} weighted pairs"
+        whole = f"{compression.n_train:,} pairs"
+        yield f"{operators.n:,} weighted pairs in the place of {whole}, whose dynamics they keep"
 
 
 def _details(fitted: Fitted) -> dict[str, str]:
