@@ -8,7 +8,6 @@ the masses of landmarks among the candidates meet exactly, and the dynamics, a s
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,6 @@ from kbr.core.showing.progress import bar_of
 
 CANDIDATES = 20_000  # evenly spaced pairs, among which landmarks are found
 RESIDUAL = 1e-10  # pivots of k_X k_Z stop here: averages over all rows have so many digits
-MANY = 10  # times the last rows: from here on, lam is chosen again for all pairs
-SHARES, SMALLEST = (1.0, 0.1, 1e-2, 1e-3), 1e-5  # of the last rows' lam, that are tried
-SCORED, PAYS = 200, 1e-3  # steps of a sequence they are tried on; share of the error that pays
 MET = 1e-8  # moments that are met to this are met
 LOSS = 0.05  # growth of the error that is said
 PART = ".kbr_fit.part"  # what was done so far, in the folder of the files
@@ -141,7 +137,6 @@ def _fit(
     data = FittedData(x[kept], z[kept], [len(kept)], few.shape, choice, carried, units=units)
     last = recent.x[validation_block(len(recent.z)).start :] if len(recent.z) > 5 else recent.x[:0]
     small = on_landmarks(settings, kernels, data, reach_of(x, last.double(), len(x)))
-    small = _best_lam(small, recent) if _is_lam_free(settings, count) else small
     return _compared(settings, measured_on(small, recent), recent, choice, count)
 
 
@@ -149,35 +144,6 @@ def _choice(builder: Builder, recent: TrainingData, progress: Any) -> Choice:
     exact = replace(recent, x=recent.x.double())
     made = choose(builder, exact, progress=bar_of(progress))
     return with_ridges(made, builder, exact) if bool(made.eta.isnan()) else made
-
-
-def _is_lam_free(settings: Settings, count: int) -> bool:
-    """Whether lam is searched, and the rows it was chosen on are few of all."""
-    return settings.rule.lam is None and settings.lams is None and count >= MANY * RECENT
-
-
-def _best_lam(small: Fitted, recent: TrainingData) -> Fitted:
-    """With the lam that suits all pairs: that of the last rows, or a smaller one, as more bear."""
-    ends = list(accumulate(recent.lengths))
-    starts = [
-        row
-        for end, length in zip(ends, recent.lengths, strict=True)
-        for row in range(end - length, end - SCORED + 1, SCORED)
-    ]
-    if not starts:
-        return small
-    rows = torch.tensor(starts).unsqueeze(-1) + torch.arange(SCORED)
-    x, z = recent.x[rows].reshape(*rows.shape, *recent.shape), recent.z[rows]
-    best, least = small, torch.inf
-    for share in SHARES:
-        choice = small.data.choice
-        lam = (share * choice.lam).clamp_min(SMALLEST)
-        tried = replace(small.data, choice=replace(choice, lam=lam))
-        made = Fitted.build(small.settings, tried)
-        error = float((made.filtered(x).mean - z).square().sum(-1).mean())
-        if error < (1 - PAYS) * least:
-            best, least = made, error
-    return best
 
 
 def _packed(choice: Choice) -> dict[str, Any]:
