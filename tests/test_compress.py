@@ -9,7 +9,7 @@ import torch
 
 from kbr import Identity, ImportanceWeightedRule, KbrError, KernelBayesFilter, OriginalRule
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
-from kbr.core.filters.kernel.engines.landmarks import recombine
+from kbr.core.filters.kernel.engines.recombination import recombine
 from kbr.core.filters.result import mean_squared_error
 
 DATA = Rotation().generate(n_train=600, n_test=200, seed=0)

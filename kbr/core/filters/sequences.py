@@ -72,10 +72,15 @@ def held_last(lengths: Sequence[int]) -> tuple[list[int], list[int]]:
 
     What is held out at the end then stands for the whole of a recording, not for its last part.
     """
-    bounds, count = list(_bounds(lengths)), held_sequences(lengths)
-    held = {(2 * k + 1) * len(bounds) // (2 * count) for k in range(count)}
-    order = sorted(range(len(bounds)), key=lambda k: (k in held, k))
+    bounds, order = list(_bounds(lengths)), held_order(lengths)
     return [row for k in order for row in range(*bounds[k])], [lengths[k] for k in order]
+
+
+def held_order(lengths: Sequence[int]) -> list[int]:
+    """The sequences in the order of `held_last`."""
+    count = held_sequences(lengths)
+    held = {(2 * k + 1) * len(lengths) // (2 * count) for k in range(count)}
+    return sorted(range(len(lengths)), key=lambda k: (k in held, k))
 
 
 def held_sequences(lengths: Sequence[int]) -> int:

@@ -9,7 +9,9 @@ from kbr.core.errors import KbrError
 Shown = Callable[[Iterable[Any]], Iterable[Any]]
 
 
-def bar_of(progress: Any) -> Shown | None:
+def bar_of(
+    progress: Any, what: str = "trying bandwidths and ridges", unit: str = " trials"
+) -> Shown | None:
     """What a user asks for: True is a bar, None or False nothing, a function itself."""
     if progress is None or progress is False:
         return None
@@ -21,4 +23,4 @@ def bar_of(progress: Any) -> Shown | None:
         from tqdm.auto import tqdm
     except ImportError as error:
         raise KbrError("progress=True needs tqdm: pip install tqdm.") from error
-    return partial(tqdm, desc="trying bandwidths and ridges", unit=" trials", ncols=80)
+    return partial(tqdm, desc=what, unit=unit, ncols=80)

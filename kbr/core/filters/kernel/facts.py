@@ -40,7 +40,7 @@ def kernel_facts(
     error = choice.val_mse
     return {
         "method": f"{type(operators.rule).__name__}, {type(operators.rule.ratio).__name__}",
-        "n": operators.n,
+        "n": operators.n if data.compression is None else data.compression.n_train,
         "sequences": len(data.lengths) if data.landmarks is None else None,
         "observation": fitted.one,
         "engine": _engine(update),
@@ -100,9 +100,7 @@ def _at(edge: Edge) -> str:
 def _meant(values: Tensor, bounds: Bounds) -> tuple[str, ...]:
     """Ends that are no edge: the search is meant to stop there."""
     at = {end: (values / b - 1).abs() < 1e-6 for end, b in zip(ENDS, bounds, strict=True)}
-    return tuple(
-        f"at the {end} end, where it should stop" for end, met in at.items() if bool(met.any())
-    )
+    return tuple(f"at the {end} end, by design" for end, met in at.items() if bool(met.any()))
 
 
 def _engine(update: Update) -> str:
@@ -132,7 +130,8 @@ def _approximations(fitted: Fitted) -> Iterator[str]:
         yield from operators.notes
         yield from () if operators.lift is None else operators.lift.notes
     if compression is not None:
-        yield f"compressed to {operators.n:,} weighted pairs"
+        whole = f"{compression.n_train:,} pairs"
+        yield f"{operators.n:,} weighted pairs in the place of {whole}, whose dynamics they keep"
 
 
 def _details(fitted: Fitted) -> dict[str, str]:

@@ -24,7 +24,8 @@ from kbr.core.filters.kernel.engines.local import MEDIUM
 from kbr.core.filters.kernel.engines.sensors import check_named
 from kbr.core.filters.kernel.facts import kernel_facts
 from kbr.core.filters.kernel.fitted import Fitted
-from kbr.core.filters.kernel.growing.partial import GrowingFilter, check_belief
+from kbr.core.filters.kernel.from_files.filter import FileFilter
+from kbr.core.filters.kernel.growing.partial import check_belief
 from kbr.core.filters.kernel.novelty import Reach
 from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.filters.kernel.settings import AUTO
@@ -41,7 +42,7 @@ from kbr.core.units.sensors import FUSIONS
 from kbr.core.units.units import Units
 
 
-class KernelBayesFilter(GrowingFilter):
+class KernelBayesFilter(FileFilter):
     """Filtering by kernel Bayes' rule, learned from sequences of pairs (x_t, z_t).
 
     What is None is chosen from the training data alone: eta by KuLSIF's leave-one-out, bandwidths

@@ -31,6 +31,7 @@ from kbr.core.filters.lifting import windows
 from kbr.core.filters.sequences import (
     LEAD,
     Piece,
+    Sequences,
     blocks_all_over,
     excerpts,
     outside,
@@ -117,11 +118,29 @@ def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Opera
         yield from _all_over(data, without)
         return
     last = held_out_block(data.lengths)
-    whole = last != validation_block(fitted.n)  # sequences: more rows than a block, of all parts
+    whole = last != validation_block(fitted.n)
     for block in [last, range(len(last))] if first_too and not (whole or large) else [last]:
-        pairs = data.inside(block)
-        pieces = excerpts(data, block, MEASURED) if whole else [Piece(*pair) for pair in pairs]
-        yield block, without(block), pieces
+        yield block, without(block), _pieces(data, block)
+
+
+def _pieces(data: Sequences, block: range) -> list[Piece]:
+    """Those to measure on: of whole sequences, which are more rows than a block, of all parts."""
+    if held_out_block(data.lengths) != validation_block(data.z.shape[-2]):
+        return excerpts(data, block, MEASURED)
+    return [Piece(*pair) for pair in data.inside(block)]
+
+
+def measured_on(fitted: Fitted, data: Sequences) -> Fitted:
+    """A filter of very many pairs, of which these are some, with both calibrations."""
+    if data.z.shape[-2] < MINIMUM_STEPS:
+        return fitted
+    choice, own = fitted.data.choice, fitted.operators
+    pieces, ridge = _pieces(data, held_out_block(data.lengths)), choice.lam_transition
+    filtered = filter_rows(own, choice.lam, pieces)
+    smoothed = smoother_rows(own, ridge, choice.lam, pieces)
+    both = (filtered, smoothed)
+    calibration, smoothing = (_calibrated(fitted, [(rows, None)]) for rows in both)
+    return fitted.changed(calibration=calibration, smoothing=smoothing)
 
 
 def _all_over(

@@ -11,10 +11,11 @@ from kbr.core.filters.kernel.engines.landmarks import choose_landmarks
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.novelty import Reach, reach_of
 from kbr.core.filters.kernel.operators import FilterRatio
-from kbr.core.filters.kernel.storing.storage import Compression, pack, unpack
+from kbr.core.filters.kernel.settings import Settings
+from kbr.core.filters.kernel.storing.storage import Compression, FittedData, pack, unpack
 from kbr.core.filters.result import mean_squared_error
 from kbr.core.io.memory import check_memory
-from kbr.core.kernels import squared_distances
+from kbr.core.kernels import Kernel, squared_distances
 
 
 def compressed(fitted: Fitted, n_landmarks: int) -> Fitted:
@@ -41,29 +42,40 @@ def compressed(fitted: Fitted, n_landmarks: int) -> Fitted:
     kernels = Builder(fitted.settings).fitted_kernels(first.x, first.z, scales)
     ridges = {"eta": float(choice.eta), "lam_transition": float(choice.lam_transition)}
     kept, landmarks = choose_landmarks(kernels, data, n_landmarks, **ridges)
-    # How far from the landmarks alone an observation may lie: they are fewer anchors.
-    few = reach_of(data.x[kept], data.x[:0], len(kept)).anchors
     assert isinstance(fitted.reach, Reach)
-    farthest = squared_distances(fitted.reach.anchors, few).amin(-1).amax(-1)
-    small = replace(
-        data,
-        x=data.x[kept],
-        z=data.z[kept],
-        lengths=[len(kept)],
-        landmarks=landmarks,
-        basis=None,
-        reach=(fitted.reach.limit.sqrt() + farthest.sqrt()).square(),
-    )
-    rule = replace(fitted.settings.rule, kernel_x=kernels[0], kernel_z=kernels[1])
-    settings = replace(fitted.settings, rule=rule)
+    small = replace(data, x=data.x[kept], z=data.z[kept], landmarks=landmarks)
+    return on_landmarks(fitted.settings, kernels, small, fitted.reach)
+
+
+def on_landmarks(
+    settings: Settings, kernels: tuple[Kernel, Kernel], data: FittedData, reach: Reach
+) -> Fitted:
+    """The filter of landmark pairs alone; `reach` is that of all pairs."""
+    # How far from the landmarks alone an observation may lie: they are fewer anchors.
+    few = reach_of(data.x, data.x[:0], len(data.x)).anchors
+    farthest = squared_distances(reach.anchors, few).amin(-1).amax(-1)
+    limit = (reach.limit.sqrt() + farthest.sqrt()).square()
+    small = replace(data, lengths=[len(data.x)], basis=None, reach=limit)
+    rule = replace(settings.rule, kernel_x=kernels[0], kernel_z=kernels[1])
+    settings = replace(settings, rule=rule)
     return Fitted.build(settings, unpack(pack(small)))  # rounded as a file holds them
 
 
-def with_cost(small: Fitted, before: Fitted, x: Tensor, z: Tensor) -> Fitted:
-    """The compressed filter with its error beside that of the one it came from."""
+def with_cost(
+    small: Fitted, before: Fitted, x: Tensor, z: Tensor, n_train: int | None = None
+) -> Fitted:
+    """The compressed filter with its error beside that of the one it came from.
+
+    Or of one on fewer of the `n_train` pairs, where that would be too large.
+    """
     scaling, errors = before.units.z, []
     for fitted in (before, small):
         result = fitted.filtered(x)
         mean, _ = scaling.undo(result.mean, result.cov)
         errors.append(float(mean_squared_error(mean, scaling.nearest(z, mean))))
-    return small.changed(compression=Compression(before.operators.n, small.operators.n, *errors))
+    n, compared = before.operators.n, None
+    if n_train is not None:
+        n, compared = n_train, n
+    first, then = errors
+    made = Compression(n, small.operators.n, first, then, compared)
+    return small.changed(compression=made)

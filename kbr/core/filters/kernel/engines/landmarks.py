@@ -15,6 +15,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
 from kbr.core.filters.kernel.engine import State, Update, Weights
+from kbr.core.filters.kernel.engines.recombination import recombine
 from kbr.core.filters.kernel.operators import FeatureOperators, transition_pairs
 from kbr.core.filters.kernel.step import Move, Step
 from kbr.core.filters.sequences import Sequences
@@ -93,7 +94,7 @@ def landmark_operators(
     """Operators from landmark pairs, and the features of latents; `kernel_z` has its bandwidth."""
     assert isinstance(rule.kernel_z, Kernel)
     mass, rank = landmarks.mass, landmarks.left.shape[0]
-    span = _Span(rule.kernel_z, z[:rank], z, mass)
+    span = Span(rule.kernel_z, z[:rank], z, mass)
     root = span.root(eta, "eta")
     # With A = R^-1 L:  E = A' S  and, as C_prev,post = R S L',  E backwards = A'A S' A'^-1.
     turn = _lower_solve(span.root(lam_transition, "lam_transition"), root)
@@ -127,89 +128,76 @@ def choose_landmarks(
 
     Pairs and masses integrate the leading features of k_X k_Z exactly as all n pairs do.
     """
-    if n_landmarks < 2:
-        raise KbrError(f"n_landmarks must be at least 2; got {n_landmarks}.")
-    x, z, (_, kernel_z) = data.x.to(torch.float64), data.z, kernels
-    n = len(z)
-    wide_x, wide_z = (  # a linear kernel would tell pairs too little apart
+    x, z = data.x.to(torch.float64), data.z
+    moments, _ = pair_moments(wide_kernels(kernels, x, z), x, z, n_landmarks)
+    kept, mass = recombine(moments, z.new_full((len(z),), 1 / len(z)))
+    ridge = min(eta, lam_transition)
+    order, mass, span = spanned(kernels[1], z[kept], mass, ridge)
+    early, late = (span(z[rows.to(z.device)]) for rows in transition_pairs(data.lengths))
+    cross = early.mT @ late / len(early)
+    return kept[order], span.dynamics(mass, cross, eta=eta, lam_transition=lam_transition)
+
+
+def wide_kernels(
+    kernels: tuple[Kernel, Kernel], x: Float[Tensor, "n dx"], z: Float[Tensor, "n dz"]
+) -> tuple[Kernel, Kernel]:
+    """The kernels that tell pairs apart; a linear one would tell them too little."""
+    first, second = (
         Gaussian().fit(points) if isinstance(kernel, Linear) else kernel
         for kernel, points in zip(kernels, (x, z), strict=True)
     )
+    return first, second
+
+
+def pair_moments(
+    kernels: tuple[Kernel, Kernel],
+    x: Float[Tensor, "n dx"],
+    z: Float[Tensor, "n dz"],
+    n_landmarks: int,
+    tolerance: float = RESIDUAL,
+) -> tuple[Float[Tensor, "n k"], Int[Tensor, "r"]]:
+    """One and the leading features of k_X k_Z at all pairs, as columns, and the features' pivots.
+
+    Math: k = r + 1 <= n_landmarks: so many moments are kept by as many pairs of positive mass.
+    """
+    if n_landmarks < 2:
+        raise KbrError(f"n_landmarks must be at least 2; got {n_landmarks}.")
+    kernel_x, kernel_z = kernels
 
     def column(index: Tensor) -> Tensor:
         at = index.reshape(1)
-        return (wide_x(x, x[at]) * wide_z(z, z[at])).squeeze(-1)
+        return (kernel_x(x, x[at]) * kernel_z(z, z[at])).squeeze(-1)
 
-    most = n_landmarks - 1
-    features, _ = pivoted_cholesky(z.new_ones(n), column, tolerance=RESIDUAL, max_rank=most)
-    moments = torch.cat([torch.ones_like(z[:, :1]), features], 1)
-    kept, mass = recombine(moments, z.new_full((n,), 1 / n))
-    # The latents' pivots come first: their span holds the beliefs, best where the mass is.
-    root, few_z = mass.sqrt(), z[kept]
+    features, pivots = pivoted_cholesky(
+        z.new_ones(len(z)), column, tolerance=tolerance, max_rank=n_landmarks - 1
+    )
+    return torch.cat([torch.ones_like(z[:, :1]), features], 1), pivots
+
+
+def spanned(
+    kernel_z: Kernel, z: Float[Tensor, "m dz"], mass: Float[Tensor, "m"], ridge: float
+) -> tuple[Int[Tensor, "m"], Float[Tensor, "m"], "Span"]:
+    """An order of landmarks with the latents' pivots first, masses in it, and the pivots' span.
+
+    That span holds the beliefs, best where the mass is.
+    """
+    root = mass.sqrt()
     few, order = pivoted_cholesky(
-        mass * kernel_z.diagonal(few_z),
-        lambda at: root * root[at] * kernel_z(few_z, few_z[at.reshape(1)]).squeeze(-1),
-        tolerance=LATENT_SHARE * min(eta, lam_transition),
+        mass * kernel_z.diagonal(z),
+        lambda at: root * root[at] * kernel_z(z, z[at.reshape(1)]).squeeze(-1),
+        tolerance=LATENT_SHARE * ridge,
         max_rank=LATENT_RANK,
     )
-    rest = torch.ones(len(kept), dtype=torch.bool, device=z.device)
+    rest = torch.ones(len(z), dtype=torch.bool, device=z.device)
     rest[order] = False
     order = torch.cat([order, rest.nonzero().squeeze(-1)])
     # Rounded as a file holds them, so that the dynamics fit the features made from the file.
-    kept = kept[order]
-    mass, points = (t.to(torch.float32).to(torch.float64) for t in (mass[order], z[kept]))
+    mass, points = (t.to(torch.float32).to(torch.float64) for t in (mass[order], z[order]))
     mass = mass / mass.sum()
-    early, late = (rows.to(z.device) for rows in transition_pairs(data.lengths))
-    span = _Span(kernel_z, points[: few.shape[-1]], points, mass)
-    before = _lower_solve(span.root(lam_transition, "lam_transition"), span(z[early]).mT)
-    after = _lower_solve(span.root(eta, "eta"), span(z[late]).mT)
-    left, values, right = torch.linalg.svd(before @ after.mT / len(early), full_matrices=False)
-    half = values[:DYNAMICS_RANK].sqrt()
-    factors = left[:, : len(half)] * half, half.unsqueeze(-1) * right[: len(half)]
-    return kept, Landmarks(mass, *factors)
+    return order, mass, Span(kernel_z, points[: few.shape[-1]], points, mass)
 
 
-def recombine(moments: Float[Tensor, "n k"], mass: Float[Tensor, "n"]) -> tuple[Tensor, Tensor]:
-    """At most k of n points, and positive masses that keep all k moments sum_i c_i f_i.
-
-    Groups of points are thinned to half along the null space of their moments, until no group has
-    more than one point.
-    Ref: Caratheodory's theorem; Litterer and Lyons 2012; Tchernychova 2016.
-    """
-    size = moments.shape[-1]
-    kept = torch.arange(len(mass), device=mass.device)
-    while len(kept) > size:
-        groups = min(2 * size, len(kept))
-        member = torch.arange(len(kept), device=mass.device) * groups // len(kept)
-        total = mass.new_zeros(groups).index_add(0, member, mass)
-        inside = mass.unsqueeze(-1) * moments[kept]
-        centre = moments.new_zeros(groups, size).index_add(0, member, inside)
-        share = _thin(centre / total.unsqueeze(-1), total) / total
-        alive = share[member] > 0
-        if bool(alive.all()):
-            break
-        kept, mass = kept[alive], (mass * share[member])[alive]
-    return kept, mass
-
-
-def _thin(points: Float[Tensor, "g k"], mass: Float[Tensor, "g"]) -> Float[Tensor, "g"]:
-    """Masses of equal moments with at most k of them positive."""
-    k = points.shape[-1]
-    null = torch.linalg.qr(points, mode="complete").Q[:, k:].mT.contiguous()
-    mass = mass.clone()
-    for j in range(len(null)):
-        v = null[j].clone()
-        v = v if bool((v > 0).any()) else -v
-        reach = torch.where(v > 1e-14 * v.abs().max(), mass / v, torch.inf)
-        pivot = int(reach.argmin())
-        mass = (mass - reach[pivot] * v).clamp_min(0)
-        mass[pivot] = 0
-        null[j + 1 :] -= (null[j + 1 :, pivot] / v[pivot]).unsqueeze(-1) * v
-        null[j + 1 :, pivot] = 0
-    return mass
-
-
-class _Span:
+class Span:
     """Latent features spanned by k(points, .), and their second moment C under the masses."""
 
     def __init__(self, kernel: Kernel, points: Tensor, z: Tensor, mass: Tensor) -> None:
@@ -223,9 +211,27 @@ class _Span:
     def __call__(self, z: Float[Tensor, "n dz"]) -> Float[Tensor, "n p"]:
         return _lower_solve(self.triangle, self.kernel(z, self.points).mT).mT
 
+    def quick(self) -> Callable[[Tensor], Tensor]:
+        """The same function for very many points: a product in the place of a solve."""
+        unit = torch.eye(len(self.points), dtype=self.points.dtype, device=self.points.device)
+        whiten = _lower_solve(self.triangle, unit).mT.contiguous()
+        at_points = self.kernel.anchored(self.points)
+        return lambda z: at_points(z) @ whiten
+
     def root(self, ridge: float, name: str) -> Float[Tensor, "p p"]:
         """The lower factor of C + ridge I."""
         return ridge_cholesky(self.second, ridge=ridge, name=name)
+
+    def dynamics(
+        self, mass: Tensor, cross: Float[Tensor, "p p"], *, eta: float, lam_transition: float
+    ) -> Landmarks:
+        """Masses, and the dynamics of C_prev,post = `cross`, the mean of phi_t phi_t+1'."""
+        before = _lower_solve(self.root(lam_transition, "lam_transition"), cross)
+        whole = _lower_solve(self.root(eta, "eta"), before.mT).mT
+        left, values, right = torch.linalg.svd(whole, full_matrices=False)
+        half = values[:DYNAMICS_RANK].sqrt()
+        factors = left[:, : len(half)] * half, half.unsqueeze(-1) * right[: len(half)]
+        return Landmarks(mass, *factors)
 
 
 def _lower_solve(triangle: Tensor, right: Tensor) -> Tensor:

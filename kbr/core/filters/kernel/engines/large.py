@@ -72,8 +72,12 @@ def tuning_part(builder: Builder, data: Sequences) -> tuple[Builder, Sequences]:
     n = data.z.shape[-2]
     if not is_large(n):
         return builder, data
-    builder = replace(builder, least_lam=SMALLEST_LAM, least_eta=SMALLEST_ETA)
-    return builder, data.outside(range(max(n - RECENT, 0)))
+    return of_many(builder), data.outside(range(max(n - RECENT, 0)))
+
+
+def of_many(builder: Builder) -> Builder:
+    """The same for very many points."""
+    return replace(builder, least_lam=SMALLEST_LAM, least_eta=SMALLEST_ETA)
 
 
 def large_operators(

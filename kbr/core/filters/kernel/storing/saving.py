@@ -72,16 +72,17 @@ class SavedFilter(Settings, TrainableFilter):
         return filt
 
     def to(self: AnyFilter, device: str | torch.device) -> AnyFilter:
-        return self.of(Fitted.build(self.settings, self.fitted.data.to(device)))
+        return self.of(Fitted.build(self.fitted.settings, self.fitted.data.to(device)))
 
     def __getstate__(self) -> dict[str, Any]:
         """For copy and pickle: settings and what was learned; operators are made again from it."""
-        return {"settings": self.values, "stored": self._fitted and self._fitted.data}
+        own = None if self._fitted is None else self._fitted.settings
+        return {"settings": self.values, "used": own, "stored": self._fitted and self._fitted.data}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         type(self).__init__(self, **state["settings"])
         if state["stored"] is not None:
-            self._fitted = Fitted.build(self.settings, state["stored"])
+            self._fitted = Fitted.build(state.get("used") or self.settings, state["stored"])
 
     def save(self, path: str | Path) -> None:
         """A file that `load` reads anywhere: tensors and plain values, nothing that runs."""
@@ -135,7 +136,9 @@ class SavedFilter(Settings, TrainableFilter):
         return self
 
     def _described(self) -> dict[str, Any] | None:
-        return {name: describe(value) for name, value in self.values.items()}
+        """The settings in use: a filter of landmarks has their bandwidths."""
+        values = self.values if self._fitted is None else self._fitted.settings.values
+        return {name: describe(value) for name, value in values.items()}
 
 
 def describe(value: object) -> Any:

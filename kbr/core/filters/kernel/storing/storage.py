@@ -24,12 +24,16 @@ BROKEN = (AssertionError, LookupError, TypeError, ValueError, AttributeError, Ru
 
 @dataclass(frozen=True, eq=False)
 class Compression:
-    """What compressing cost: pairs and error on the same sequence, before and after."""
+    """What compressing cost: pairs and error on the same sequence, before and after.
+
+    `compared`: `mse_before` is that of a filter on so many of the pairs alone; None: on all.
+    """
 
     n_train: int
     n_landmarks: int
     mse_before: float
     mse_after: float
+    compared: int | None = None
 
     @property
     def loss(self) -> float:
