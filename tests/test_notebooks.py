@@ -76,6 +76,7 @@ def words(text: str) -> str:
 def test_a_notebook_runs_and_says_what_it_shows(path, tmp_path, monkeypatch, capfd):
     """With the solution of its exercise; numbers are not compared, as CPUs round."""
     monkeypatch.chdir(tmp_path)
+    plt.close("all")  # of earlier tests
     made: dict[str, object] = {}
     as_in_a_notebook = pd.option_context("display.max_columns", 20, "display.width", 80)
     with mpl.rc_context(), as_in_a_notebook:

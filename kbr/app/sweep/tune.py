@@ -33,6 +33,7 @@ from kbr.core.errors import Diverged, KbrError, Preempted
 
 GROUP = "hparams_search"
 STARTUP = 5  # runs before any is cut short
+ABSENT = object()  # a key that the model does not have; null is a value
 
 Value = bool | int | float | str
 
@@ -142,7 +143,8 @@ def default_space(config: DictConfig, fixed: Sequence[str]) -> list[Override]:
         config = composed([*fixed, f"{GROUP}={model}"])
     typed = {text.partition("=")[0].lstrip("+") for text in fixed}
     ranges = {k: v for k, v in config.hydra.sweeper.params.items() if k not in typed}
-    there = [f"{k}={v}" for k, v in ranges.items() if OmegaConf.select(config, k) is not None]
+    known = {k: OmegaConf.select(config, k, default=ABSENT) for k in ranges}
+    there = [f"{k}={v}" for k, v in ranges.items() if known[k] is not ABSENT]
     return OverridesParser.create().parse_overrides(there)
 
 

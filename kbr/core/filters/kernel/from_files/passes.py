@@ -73,7 +73,7 @@ class Steps(Pass):
 
     def __call__(self, piece: tuple[int, int]) -> np.ndarray:
         phi_of, p = self.span.quick(), len(self.span.points)
-        total, count = torch.zeros(p, p, dtype=torch.float64), 0
+        total, count = self.span.points.new_zeros(p, p), 0
         for start, stop in self._reads(piece):
             first = max(start - 1, 0)  # the row before is where the first step begins
             z = self.units.z.apply(self.pairs.z(first, stop))

@@ -1,13 +1,11 @@
 """Who adds up the pieces: this process, processes that it starts, or those of torch.distributed."""
 
 import multiprocessing
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -51,9 +49,8 @@ class Pool(Team):
             executor.submit(_ready)  # they start while settings are chosen
 
     def map(self, task: Task, pieces: Sequence[Piece]) -> Iterator[np.ndarray]:
-        packed = pickle.dumps(task)
         try:
-            yield from self.executor.map(_sums, [packed] * len(pieces), pieces)
+            yield from self.executor.map(task, pieces)
         except BrokenProcessPool as error:
             raise KbrError(
                 "a worker has died (out of memory, or killed), or could not start: a script that "
@@ -110,13 +107,3 @@ def team_of(workers: int) -> Iterator[Team]:
 
 def _ready() -> None:
     """Nothing: what a worker imports is there then."""
-
-
-@lru_cache(maxsize=1)
-def _unpacked(packed: bytes) -> Task:
-    task: Task = pickle.loads(packed)  # from this very program
-    return task
-
-
-def _sums(packed: bytes, piece: Piece) -> np.ndarray:
-    return _unpacked(packed)(piece)
