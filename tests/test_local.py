@@ -84,6 +84,7 @@ def test_steps_files_and_copies_agree(fitted, tmp_path):
     assert filt.forecast(belief, 5).mean.isfinite().all()
 
 
+@pytest.mark.slow
 def test_smoothing_has_error_bars_too(fitted, monkeypatch):
     """Closer than filtering, also where observations are missing, and within its regions."""
     monkeypatch.setattr("kbr.core.filters.kernel.choosing.held_out.SMOOTHED", 24)

@@ -198,6 +198,7 @@ def test_each_is_a_task(name):
         assert int(np.isfinite(result).sum()) == 100
 
 
+@pytest.mark.slow
 @THERE
 @pytest.mark.parametrize("name", ["battery", "uwb_plaza"])
 def test_a_run_trains_and_is_evaluated_again(name, tmp_path, monkeypatch, capsys):

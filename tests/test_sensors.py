@@ -299,6 +299,7 @@ def test_bandwidths_are_shown_with_the_scale_of_their_kernel():
     assert shown[0] == pytest.approx(shown[1])
 
 
+@pytest.mark.slow
 def test_bandwidths_and_fusion_are_chosen_by_validation():
     """A sensor that is noise alone gets a wide bandwidth, without which it doubles the error."""
     x, z = robot(420, 1004, absent=0.2)

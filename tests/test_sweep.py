@@ -101,6 +101,7 @@ def test_what_cannot_be_gathered_is_an_error(tmp_path, monkeypatch, capsys):
     assert "KeyError" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_cells_end_with_their_sweep(tmp_path):
     """The sweep alone is killed, not its group: its workers stop by themselves."""
     arguments = ["data=dsprites", "model=iw_nn", "data.n_train=300", "seed=0,1,2,3", "logger=csv"]
