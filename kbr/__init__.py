@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kbr.core.filters.classical.unscented import UnscentedKalmanFilter as UnscentedKalmanFilter
     from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio as TransitionRatio
     from kbr.core.filters.kernel.filter import KernelBayesFilter as KernelBayesFilter
+    from kbr.core.filters.moving.filter import MovingFilter as MovingFilter
     from kbr.core.filters.result import FilterResult as FilterResult
     from kbr.core.kernels import Gaussian as Gaussian
     from kbr.core.kernels import Laplace as Laplace
@@ -57,6 +58,7 @@ _NAMES = {  # by module of kbr.core, as a reader meets them
         "SimulationPosterior",
     ),
     "filters.kernel.filter": ("KernelBayesFilter",),
+    "filters.moving.filter": ("MovingFilter",),
     "filters.belief": ("Belief",),
     "filters.result": ("FilterResult",),
     "uncertainty.calibration": ("Calibration",),

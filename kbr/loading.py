@@ -14,6 +14,9 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.storing.storage import KIND, RUN_KIND, member
+from kbr.core.filters.moving.filter import KIND as MOVING
+from kbr.core.filters.moving.filter import MovingFilter
+from kbr.core.filters.moving.filter import trial_state as moving_state
 from kbr.core.filters.refined.filter import KIND as REFINED
 from kbr.core.filters.refined.filter import RefinedFilter, trial_state
 from kbr.core.io import checkpoint
@@ -57,6 +60,8 @@ def load_filter(run: str | Path, *, trial: int = 0, trust: Sequence[str] = ()) -
         refined = trial_state(content["refined"], trial)
         inner = _with_units(refined["filter"], path)
         return RefinedFilter.from_state({**refined, "filter": inner})
+    if kind == MOVING:
+        return MovingFilter.from_state(moving_state(content, trial))
     if kind == OWN:
         from kbr.app.models.own_filter import own_filter
 
@@ -64,7 +69,7 @@ def load_filter(run: str | Path, *, trial: int = 0, trust: Sequence[str] = ()) -
     if kind not in (KIND, RUN_KIND):
         raise KbrError(
             f"{path} holds {kind}, which is no filter. Filters are "
-            f"{', '.join((KIND, RUN_KIND, REFINED, *TRAINED))}."
+            f"{', '.join((KIND, RUN_KIND, REFINED, MOVING, *TRAINED))}."
         )
     state = content.get("filter")
     if not isinstance(state, dict):
@@ -127,6 +132,8 @@ def knows_units(run: Path, *, trial: int = 0) -> bool:
     """Whether the checkpoint itself says in which units its filter works."""
     content = checkpoint.read(checkpoint_of(run, trial))
     inner = content.get("refined", content)
+    if content["kind"] == MOVING:
+        inner = moving_state(content, trial)
     state = inner.get("filter", inner)
     return isinstance(state, dict) and state.get("units") is not None
 

@@ -76,11 +76,23 @@ class PivotedCholesky:
     def fit(self, points: Points) -> Features:
         points = points.to(torch.float64)
         kernel = self.kernel.fit(points)
-        n, dim = points.shape[-2:]
+        n = points.shape[-2]
         if self.among is not None and n > self.among:
             rows = torch.linspace(0, n - 1, self.among, device=points.device).round().long()
             few = replace(self, kernel=kernel, among=None).fit(points.index_select(-2, rows))
             return replace(few, train=few(points))
+        landmarks, whiten, factor = self.landmarks(kernel, points)
+        # Landmarks second: distances are centred there, so no query can disturb another one.
+        at_landmarks = kernel.anchored(landmarks)
+
+        def features(query: Tensor) -> Tensor:
+            return at_landmarks(query.to(points)) @ whiten
+
+        return Features(factor, features, kernel)
+
+    def landmarks(self, kernel: Kernel, points: Points) -> tuple[Tensor, Tensor, Tensor]:
+        """The pivots [*b r d], what makes kernels with them features [*b r r], and the factor."""
+        n, dim = points.shape[-2:]
         if n <= (GRAM_POINTS if dim > FEW_COORDINATES else GRAM_POINTS // 4):
             gram = kernel(points, points)
 
@@ -95,19 +107,11 @@ class PivotedCholesky:
         factor, pivots = pivoted_cholesky(
             kernel.diagonal(points), column, tolerance=self.tolerance, max_rank=self.max_rank
         )
-        landmarks = take_rows(points, pivots)
         triangle, used = pivot_triangle(factor, pivots)
         # Solved once: a query then costs a product, as exact as a solve of its own.
         unit = torch.diag_embed(used.to(triangle.dtype))
         inverse: Tensor = torch.linalg.solve_triangular(triangle, unit, upper=False)
-        whiten = inverse.mT.contiguous()
-        # Landmarks second: distances are centred there, so no query can disturb another one.
-        at_landmarks = kernel.anchored(landmarks)
-
-        def features(query: Tensor) -> Tensor:
-            return at_landmarks(query.to(points)) @ whiten
-
-        return Features(factor, features, kernel)
+        return take_rows(points, pivots), inverse.mT.contiguous(), factor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,11 +93,21 @@ def systematic_resample(
 
     A particle of weight w has floor(n w) or ceil(n w) children; one of weight zero has none.
     """
-    n = weights.shape[-1]
     draw = torch.rand(
         (*weights.shape[:-1], 1), generator=generator, device=weights.device, dtype=weights.dtype
     )
-    ladder = (torch.arange(n, device=weights.device) + draw) / n
+    return ladder_ancestors(weights, draw, weights.shape[-1])
+
+
+def ladder_ancestors(
+    weights: Float[Tensor, "*s n"], draw: Tensor, count: int
+) -> Int[Tensor, "*s _"]:
+    """So many ancestors by the same rule, from a number U between 0 and 1, one or one a sequence.
+
+    There may be more or fewer of them than particles.
+    """
+    ladder = (torch.arange(count, device=weights.device) + draw) / count
+    ladder = ladder.expand(*weights.shape[:-1], count).contiguous()
     total = weights.cumsum(-1)
     below_one = 1 - torch.finfo(weights.dtype).eps
     return torch.searchsorted(total / total[..., -1:], ladder.clamp_max(below_one), right=True)

@@ -217,23 +217,33 @@ def _places(fitted: Fitted, block: range) -> Tensor | None:
 
 
 def _calibrated(fitted: Fitted, several: Sequence[tuple[Rows, Tensor | None]]) -> Calibration:
-    """The calibration of all blocks together, each with the places that were known."""
-    scaling, horizons = fitted.units.z, sorted({h for rows, _ in several for h in rows})
+    places = _places(fitted, range(0)) if any(known is not None for _, known in several) else None
+    return calibration_of(fitted.units.z, several, places)
+
+
+def calibration_of(
+    scaling: Scaling, several: Sequence[tuple[Rows, Tensor | None]], places: Tensor | None
+) -> Calibration:
+    """The calibration of all blocks together, each with the places that were known there.
+
+    `places` are those that the filter of all rows knows.
+    """
+    horizons = sorted({h for rows, _ in several for h in rows})
     joined, away = [], []
     for h in horizons:
         parts, far = [], []
-        for rows, places in several:
+        for rows, known in several:
             for part in rows.get(h, ()):
                 parts.append(answers(scaling, *part))
-                if places is not None:
+                if known is not None:
                     inner = scaling.centred().apply(parts[-1][0])
-                    far.append(distances(inner, places))
+                    far.append(distances(inner, known))
         mean, cov, z = zip(*parts, strict=True)
         joined.append((torch.cat(mean, -2), torch.cat(cov, -3), torch.cat(z, -2)))
         away += [torch.cat(far, -1)] if far else []
     if not away:
         return calibrate(joined, horizons)
-    return calibrate(joined, horizons, away=away, places=_places(fitted, range(0)))
+    return calibrate(joined, horizons, away=away, places=places)
 
 
 def _starts(rows: Float[Tensor, "*b t c"], most: int) -> Float[Tensor, "*b s w c"]:

@@ -164,8 +164,8 @@ def unpack(content: object) -> FittedData:
             Choice(**choice, edges=edges, sensors=sensors),
             landmarks,
             None if compression is None else Compression(**compression),
-            _calibration(content.get("calibration"), z),
-            _calibration(content.get("smoothing"), z),
+            calibration_from(content.get("calibration"), z),
+            calibration_from(content.get("smoothing"), z),
             None if content.get("reach") is None else _numbers(content["reach"]),
             None if content.get("units") is None else Units.from_record(content["units"]),
             history=history,
@@ -206,7 +206,8 @@ def member(content: dict[str, Any], trial: int) -> dict[str, Any]:
     return {**content, **parts}
 
 
-def _calibration(stored: Any, z: Tensor) -> Calibration | None:
+def calibration_from(stored: Any, z: Tensor) -> Calibration | None:
+    """What `Calibration.record` gave, of a filter of latents z; AssertionErrors if damaged."""
     if stored is None:
         return None
     tensors: Any = {key: _numbers(stored[key]) for key in ("blend", "errors", "scores")}

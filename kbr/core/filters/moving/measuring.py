@@ -1,0 +1,74 @@
+"""Beliefs at steps that a model did not see, by horizon: what calibration is fitted to."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kbr.core.filters.kernel.choosing.held_out import Rows, calibration_of
+from kbr.core.filters.moving.cloud import Cloud
+from kbr.core.filters.moving.fitting import Part
+from kbr.core.filters.moving.model import MovingModel
+from kbr.core.filters.sequences import Piece, Sequences, outside, split
+from kbr.core.uncertainty.calibration import LONGEST, WAKING, Calibration
+from kbr.core.uncertainty.growth import places_of
+from kbr.core.units.scaling import Scaling
+
+FORECASTS = 20  # beliefs of a block that are predicted on
+STARTS = 10  # rows of a block at which a filter is started anew
+POINTS = 200  # at most, of predictions and new starts
+
+
+def measured(data: Sequences, parts: Sequence[Part], scaling: Scaling) -> Calibration:
+    """From blocks of the recording, each filtered by a model of the other rows."""
+    answered = data.z[..., : data.z.shape[-1] - data.rates]
+    several = [
+        (filter_rows(part.model, part.pieces), places_of(outside(answered, part.block)))
+        for part in parts
+    ]
+    return calibration_of(scaling, several, places_of(answered))
+
+
+def filter_rows(model: MovingModel, pieces: list[Piece]) -> Rows:
+    """Inner beliefs and truths at held-out steps, by horizon."""
+    rows: Rows = {}
+    few = model.tempered(model.tempering, particles=min(POINTS, model.particles))
+
+    def add(horizon: int, moments: tuple[Tensor, Tensor], truth: Tensor, kept: Tensor) -> None:
+        if bool(kept.any()):
+            mean, cov = moments
+            rows.setdefault(float(horizon), []).append((mean[kept], cov[kept], truth[kept]))
+
+    for piece in pieces:
+        (x, u), truth, lead = split(piece.x, model.controls), piece.z, piece.lead
+        steps, awake = len(truth), max(lead, WAKING)
+        clouds, flags = zip(*model.steps(x, u), strict=True)
+        moments = [cloud.moments() for cloud in clouds]
+        mean, cov = (torch.stack(part) for part in zip(*moments, strict=True))
+        seen = torch.stack(flags)
+        there = seen.clone()
+        there[:awake] = False
+        add(0, (mean, cov), truth, there)
+        origins = _evenly(lead, max(steps - 2, lead), FORECASTS)
+        offset = few.draws(0).offset
+        begun = [clouds[int(k)].drawn(few.particles, offset) for k in origins]
+        cloud = Cloud.even(torch.stack(begun))
+        for h in range(1, min(LONGEST, steps - lead - 1) + 1):
+            at = (origins + h).clamp_max(steps - 1)
+            cloud = few.predicted(cloud, None if u is None else u[at], few.draws(h))
+            inside = (origins + h < steps).to(seen.device) & seen[origins]
+            add(h, cloud.moments(), truth[at], inside)
+        if steps >= WAKING:
+            starts = _evenly(0, steps - WAKING, STARTS)
+            window = starts.unsqueeze(-1) + torch.arange(WAKING)
+            result = few.filtered(x[window], None if u is None else u[window])
+            for k in range(WAKING):
+                now = (result.mean[:, k], result.cov[:, k])
+                add(k - WAKING, now, truth[window[:, k]], result.evidence[:, k])
+    return rows
+
+
+def _evenly(first: int, last: int, count: int) -> Tensor:
+    """At most so many different whole numbers."""
+    step = max((last - first) // count, 1)
+    return torch.arange(first, last + 1, step, device="cpu")

@@ -1,0 +1,213 @@
+"""Learned dynamics and sensors, and the filter's recursion on clouds of points."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.filters.kernel.novelty import Reach
+from kbr.core.filters.moving.cloud import Cloud, Draws
+from kbr.core.filters.moving.sensing import Sensing, sensing_of
+from kbr.core.filters.moving.smooth_map import SmoothMap
+from kbr.core.filters.result import FilterResult
+
+Rows = Float[Tensor, "*s t dx"]
+Controls = Float[Tensor, "*s t du"]
+Flags = Bool[Tensor, "*s g"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tempering:
+    """What is chosen by the error of the filter at held-out steps.
+
+    temper    power of the likelihood: below one where the errors of sensors last for many steps;
+    inflate   factor of the steps' standard deviations: above one where dynamics are less exact
+              along a path than from row to row;
+    outliers  share of observations that tell nothing, as if drawn anywhere in the training data.
+    """
+
+    temper: float = 1.0
+    inflate: float = 1.0
+    outliers: float = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class MovingModel:
+    """Math: z_t = z_t-1 + f(z_t-1, u_t) + D L e, e ~ N(0, I): points z~_j move by it;
+          w_j ~ (1 - o) p(x_t | z~_j)^temper + o p_0(x_t), o the share of outliers, p_0 the mean of
+          the likelihood over the training latents. The predicted points have the prior weight
+          1 - `restart`; with the rest, some of the training latents' own posterior are added.
+    Ref:  Gordon et al. 1993; Ko and Fox 2009 (particle filters with learned models); Sun et al.
+          2022 (kernel filters whose support moves).
+
+    start       training latents: the belief before any observation, and what a lost one goes back
+                to;
+    reaches     of each group of columns, `columns`: what is unlike any training row is no evidence.
+    """
+
+    dynamics: SmoothMap
+    sensing: Sensing
+    start: Float[Tensor, "n dz"]
+    columns: tuple[tuple[int, ...], ...]
+    reaches: tuple[Reach, ...]
+    tempering: Tempering
+    particles: int
+    restart: float
+    seed: int
+
+    @property
+    def controls(self) -> int:
+        return len(self.dynamics.centre) - self.start.shape[-1]
+
+    @cached_property
+    def start_at(self) -> Any:
+        """What the sensor needs of the start, once and for all."""
+        return self.sensing.at(self.start)
+
+    def begin(self, *lead: int) -> Cloud:
+        """The start, for so many sequences."""
+        return Cloud.even(self.start.expand(*lead, *self.start.shape))
+
+    def draws(self, step: int) -> Draws:
+        shape = (self.particles, self.start.shape[-1])
+        return Draws.of(self.seed, step, shape, self.start)
+
+    def predicted(self, cloud: Cloud, u: Float[Tensor, "*s du"] | None, draws: Draws) -> Cloud:
+        """The belief one step on."""
+        points = cloud.drawn(self.particles, draws.offset)
+        inputs = points
+        if u is not None and self.controls:
+            moves = u.unsqueeze(-2).expand(*points.shape[:-1], u.shape[-1])
+            inputs = torch.cat([points, moves], -1)
+        way, sd = self.dynamics(inputs)
+        noise = draws.normal @ self.dynamics.root.mT
+        return Cloud.even(points + way + self.tempering.inflate * sd * noise)
+
+    def updated(
+        self, cloud: Cloud, x: Float[Tensor, "*s dx"], there: Flags, draws: Draws
+    ) -> tuple[Cloud, Bool[Tensor, "*s"]]:
+        """The belief given one observation, and whether that was evidence."""
+        seen, points = there.any(-1), cloud.points
+        if not bool(seen.any()):
+            return cloud, seen
+        told = self._told(x, self.sensing.at(points, there), there)
+        begun = self._told(x, self.start_at, there)
+        mass = begun.logsumexp(-1, keepdim=True) - math.log(len(self.start))
+        share = self.tempering.outliers
+        wrong = mass + math.log(share)
+        after = cloud.log_weights + torch.logaddexp(told + math.log1p(-share), wrong)
+        likely = after.logsumexp(-1, keepdim=True)
+        seen = seen & (wrong - likely < math.log(0.5)).squeeze(-1) & likely.isfinite().squeeze(-1)
+        fresh, lost = self._restarted(begun, mass, draws)
+        none = torch.full_like(lost, -torch.inf)
+        kept = torch.cat([cloud.log_weights, none], -1)
+        after = torch.cat([after + math.log1p(-self.restart), lost], -1)
+        after = torch.where(
+            (there.any(-1) & likely.isfinite().squeeze(-1)).unsqueeze(-1), after, kept
+        )
+        return Cloud(torch.cat([points, fresh], -2), after.log_softmax(-1)), seen
+
+    def _told(self, x: Float[Tensor, "*s dx"], at: Any, there: Flags) -> Float[Tensor, "*s m"]:
+        """The logarithm of the tempered likelihood."""
+        told = self.tempering.temper * self.sensing.log_density(x, at, there)
+        return torch.where(told.isnan(), -torch.inf, told)
+
+    def _restarted(
+        self, told: Float[Tensor, "*s n"], mass: Float[Tensor, "*s 1"], draws: Draws
+    ) -> tuple[Float[Tensor, "*s k dz"], Float[Tensor, "*s k"]]:
+        """Points of the start's own posterior, which share its evidence, and their log weights."""
+        n, count = len(self.start), max(self.particles // 10, 1)
+        weights = torch.where(mass.isfinite(), told - mass, 0.0) - math.log(n)
+        begun = Cloud(self.start.expand(*told.shape, -1), weights)
+        each = mass + (math.log(self.restart / count) if self.restart else -torch.inf)
+        return begun.drawn(count, draws.offset), each.expand(*each.shape[:-1], count)
+
+    def known(self, x: Float[Tensor, "*s dx"]) -> Flags:
+        """Which groups of columns are there, and like some training row."""
+        flags = []
+        for group, reach in zip(self.columns, self.reaches, strict=True):
+            part = x[..., list(group)]
+            there = part.isfinite().all(-1)
+            flat = torch.where(there.unsqueeze(-1), part, 0.0).reshape(-1, len(group))
+            flags.append(there & reach(flat).reshape(there.shape))
+        return torch.stack(flags, -1)
+
+    def steps(
+        self, x: Rows, u: Controls | None, cloud: Cloud | None = None
+    ) -> Iterator[tuple[Cloud, Bool[Tensor, "*s"]]]:
+        """Beliefs after each observation of sequences of one length, from their start."""
+        there = self.known(x)
+        for t in range(x.shape[-2]):
+            draws = self.draws(t)
+            if cloud is None:
+                cloud = self.begin(*x.shape[:-2])
+            else:
+                cloud = self.predicted(cloud, None if u is None else u[..., t, :], draws)
+            cloud, seen = self.updated(cloud, x[..., t, :], there[..., t, :], draws)
+            yield cloud, seen
+
+    def filtered(self, x: Rows, u: Controls | None = None) -> FilterResult:
+        """Inner beliefs at every step."""
+        means, covs, flags, sizes = [], [], [], []
+        for cloud, seen in self.steps(x, u):
+            mean, cov = cloud.moments()
+            means.append(mean)
+            covs.append(cov)
+            flags.append(seen)
+            sizes.append(cloud.effective_sample_size)
+        return FilterResult(
+            mean=torch.stack(means, -2),
+            cov=torch.stack(covs, -3),
+            evidence=torch.stack(flags, -1),
+            effective_sample_size=torch.stack(sizes, -1),
+        )
+
+    def tempered(self, tempering: Tempering, **others: Any) -> "MovingModel":
+        return replace(self, tempering=tempering, **others)
+
+    def to(self, device: str | torch.device) -> "MovingModel":
+        reaches = tuple(Reach(one.anchors.to(device), one.limit.to(device)) for one in self.reaches)
+        return replace(
+            self,
+            dynamics=self.dynamics.to(device),
+            sensing=self.sensing.to(device),
+            start=self.start.to(device),
+            reaches=reaches,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Plain values and tensors, for a file."""
+        return {
+            "dynamics": self.dynamics.record(),
+            "sensing": self.sensing.record(),
+            "start": self.start,
+            "columns": [list(some) for some in self.columns],
+            "reaches": [{"anchors": one.anchors, "limit": one.limit} for one in self.reaches],
+            "tempering": dict(vars(self.tempering)),
+            "particles": self.particles,
+            "restart": self.restart,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "MovingModel":
+        made = cls(
+            SmoothMap.from_record(record["dynamics"]),
+            sensing_of(record["sensing"]),
+            record["start"],
+            tuple(tuple(int(k) for k in some) for some in record["columns"]),
+            tuple(Reach(one["anchors"], one["limit"]) for one in record["reaches"]),
+            Tempering(**record["tempering"]),
+            int(record["particles"]),
+            float(record["restart"]),
+            int(record["seed"]),
+        )
+        if not bool(made.start.isfinite().all() and made.dynamics.kernel.isfinite().all()):
+            raise KbrError("the file's numbers are not all finite. Train again.")
+        return made

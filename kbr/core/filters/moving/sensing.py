@@ -1,0 +1,151 @@
+"""How likely an observation is at each point of a belief, learned in one of two directions.
+
+`Shows` learns what the latent shows, x = g(z) + error: of columns of x, each group of which may be
+absent. `Tells` learns what the observation tells, z = y(x) + error: of x with many columns, or of a
+network's readout, and takes p(z | x) over a flat prior for the likelihood.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap
+
+Row = Float[Tensor, "*s dx"]
+Points = Float[Tensor, "*s m dz"]
+There = Bool[Tensor, "*s g"]  # which groups of columns are there
+Densities = Float[Tensor, "*s m"]
+Shown = tuple[Tensor, Tensor]  # mean and standard deviations [*s m k] of a group
+
+
+class Sensing(Protocol):
+    kind: ClassVar[str]
+
+    def at(self, z: Points, there: There | None = None) -> Any:
+        """What `log_density` needs of points, whatever is observed; of groups that are there."""
+
+    def log_density(self, x: Row, at: Any, there: There) -> Densities:
+        """Of an observation at the points of each belief, but for a constant."""
+
+    def to(self, device: str | torch.device) -> "Sensing": ...
+
+    def record(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Shows:
+    """Math: log p(x | z) = sum over the groups g that are there of log N(x_g; f_g(z), D C_g D)."""
+
+    columns: tuple[tuple[int, ...], ...]
+    maps: tuple[SmoothMap, ...]
+    kind: ClassVar[str] = "shows"
+
+    @classmethod
+    def fit(
+        cls,
+        x: Float[Tensor, "n dx"],
+        z: Float[Tensor, "n dz"],
+        columns: Sequence[Sequence[int]],
+        choices: Sequence[MapChoice] | None = None,
+    ) -> "Shows":
+        maps = []
+        for k, group in enumerate(columns):
+            seen = x[:, list(group)]
+            there = seen.isfinite().all(-1)
+            maps.append(SmoothMap.fit(z[there], seen[there], choices[k] if choices else None))
+        return cls(tuple(map(tuple, columns)), tuple(maps))
+
+    def at(self, z: Points, there: There | None = None) -> dict[int, Shown]:
+        groups = range(len(self.maps))
+        needed = groups if there is None else [k for k in groups if bool(there[..., k].any())]
+        return {k: self.maps[k](z) for k in needed}
+
+    def log_density(self, x: Row, at: dict[int, Shown], there: There) -> Densities:
+        total: Any = 0.0
+        for k, (mean, sd) in at.items():
+            present, group = there[..., k : k + 1], list(self.columns[k])
+            seen = torch.where(present, x[..., group], 0.0).unsqueeze(-2)
+            density = log_density((seen - mean) / sd, sd, self.maps[k].root)
+            total = total + torch.where(present, density, 0.0)
+        return total  # type: ignore[no-any-return]
+
+    def to(self, device: str | torch.device) -> "Shows":
+        return replace(self, maps=tuple(one.to(device) for one in self.maps))
+
+    def record(self) -> dict[str, Any]:
+        maps = [one.record() for one in self.maps]
+        return {"kind": self.kind, "columns": [list(some) for some in self.columns], "maps": maps}
+
+
+@dataclass(frozen=True, eq=False)
+class Tells:
+    """Math: log N(z; y(x), D(x) C D(x)), of the latents without their rates.
+
+    Without a map, rows of x are y and the logarithms of the standard deviations of its errors.
+    """
+
+    latents: int  # so many columns of z
+    map: SmoothMap | None
+    root: Float[Tensor, "k k"]
+    kind: ClassVar[str] = "tells"
+
+    @classmethod
+    def fit(
+        cls,
+        x: Float[Tensor, "n dx"],
+        z: Float[Tensor, "n dz"],
+        latents: int,
+        choice: MapChoice | None = None,
+    ) -> "Tells":
+        there = x.isfinite().all(-1)
+        told = SmoothMap.fit(x[there], z[there, :latents], choice)
+        return cls(latents, told, told.root)
+
+    def at(self, z: Points, there: There | None = None) -> Points:
+        return z[..., : self.latents]
+
+    def log_density(self, x: Row, at: Points, there: There) -> Densities:
+        present = there.all(-1, keepdim=True)
+        row = torch.where(present, x, 0.0)
+        if self.map is None:
+            mean, logs = row.chunk(2, -1)
+            sd = logs.exp()
+        else:
+            mean, sd = self.map(row)
+        mean, sd = mean.unsqueeze(-2), sd.unsqueeze(-2)
+        density = log_density((at - mean) / sd, sd, self.root)
+        return torch.where(present, density, 0.0)
+
+    def to(self, device: str | torch.device) -> "Tells":
+        moved = None if self.map is None else self.map.to(device)
+        return Tells(self.latents, moved, self.root.to(device))
+
+    def record(self) -> dict[str, Any]:
+        told = None if self.map is None else self.map.record()
+        return {"kind": self.kind, "latents": self.latents, "map": told, "root": self.root}
+
+
+def log_density(
+    error: Float[Tensor, "*s m k"], sd: Float[Tensor, "*s _ k"], root: Float[Tensor, "k k"]
+) -> Densities:
+    """Gaussian, of errors over their sd.
+
+    Math: -|e|^2 / 2 in C^-1 - log det D.
+    """
+    flat = error.reshape(-1, error.shape[-1]).mT
+    white: Tensor = torch.linalg.solve_triangular(root, flat, upper=False)
+    squares = white.square().sum(0).reshape(error.shape[:-1])
+    return -squares / 2 - sd.log().sum(-1)
+
+
+def sensing_of(record: dict[str, Any]) -> Sensing:
+    """The inverse of `record`."""
+    if record["kind"] == Tells.kind:
+        told = None if record["map"] is None else SmoothMap.from_record(record["map"])
+        return Tells(int(record["latents"]), told, record["root"])
+    columns = tuple(tuple(int(k) for k in some) for some in record["columns"])
+    return Shows(columns, tuple(SmoothMap.from_record(one) for one in record["maps"]))

@@ -1,0 +1,230 @@
+"""Kernel ridge regression beside a linear part: a smooth function, and how far off it is where."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.features import PivotedCholesky
+from kbr.core.kernels import Gaussian
+from kbr.core.linalg import or_one, ridge_cholesky
+
+SCALES = (0.15, 0.25, 0.4, 0.6, 1.0, 1.6, 2.5, 4.0, 8.0)  # bandwidths to try, in medians
+RIDGES = tuple(10 ** (k / 2) for k in range(-18, 3))  # to try, where targets have variance 1
+TOLERANCE = 1e-10  # of the landmarks' factor
+RANK = 600  # landmarks at most
+AMONG = 1500  # evenly spaced rows among which landmarks are found
+CHOOSING = 3000  # evenly spaced rows that the bandwidth is chosen by
+MOST = 40_000  # evenly spaced rows that are fitted
+PAYS, COST = 0.01, 8.0  # nats a row, and in all, by which uneven errors must be likelier
+LEAST = 1e-6  # of the targets' variance: no error is taken for smaller
+LOG_CHI2 = -1.2704  # E log of a squared standard normal number
+
+Inputs = Float[Tensor, "*s d"]
+Columns = Float[Tensor, "*s k"]
+
+
+@dataclass(frozen=True, eq=False)
+class MapChoice:
+    """Bandwidth in medians; for each column its ridge and that of its errors' size (inf: even)."""
+
+    scale: float
+    ridges: Float[Tensor, "k"]
+    spreads: Float[Tensor, "k"]
+
+
+@dataclass(frozen=True, eq=False)
+class SmoothMap:
+    """A function of a [d] with k columns, and the standard deviations of its errors.
+
+    Math: f(a) = c + B'a + sum_l beta_l exp(-|a - p_l|^2 / (2 h^2)), a standardised, p_l landmarks
+          by pivoted Cholesky; ridge regression with features (1, a, psi(a)), the ridge of each
+          column and h by the closed-form leave-one-out error. log sd(a)^2 has the same form, fitted
+          to the logarithms of squared leave-one-out errors where that makes them likelier. Errors
+          over their sd have the covariance C = `root` root'.
+    Ref:  Kanagawa et al. 2018 (ridge regression and conditional mean embeddings).
+
+    Beyond the training inputs the kernel part fades and the linear part goes on.
+    """
+
+    centre: Float[Tensor, "d"]
+    spread: Float[Tensor, "d"]
+    landmarks: Float[Tensor, "m d"]  # over the bandwidth
+    bandwidth: Float[Tensor, ""]
+    offset: Float[Tensor, "c"]  # of the k means and the k logarithms of variances
+    linear: Float[Tensor, "d c"]
+    kernel: Float[Tensor, "m c"]
+    low: Float[Tensor, "k"]  # logarithms of variances stay within what training showed
+    high: Float[Tensor, "k"]
+    root: Float[Tensor, "k k"]
+    choice: MapChoice
+
+    def __call__(self, a: Inputs) -> tuple[Columns, Columns]:
+        flat = ((a - self.centre) / self.spread).reshape(-1, a.shape[-1])
+        near = flat / self.bandwidth
+        bell = near @ self.landmarks.mT
+        bell -= near.square().sum(-1, keepdim=True) / 2
+        bell -= self.landmarks.square().sum(-1) / 2
+        told = torch.addmm(self.offset, flat, self.linear) + bell.clamp_(max=0).exp_() @ self.kernel
+        mean, log_variance = told.reshape(*a.shape[:-1], -1).chunk(2, -1)
+        return mean, (log_variance.clamp(self.low, self.high) / 2).exp()
+
+    @property
+    def rank(self) -> int:
+        return len(self.landmarks)
+
+    @classmethod
+    def fit(
+        cls,
+        a: Float[Tensor, "n d"],
+        target: Float[Tensor, "n k"],
+        choice: MapChoice | None = None,
+    ) -> "SmoothMap":
+        """From pairs; with a `choice` of another fit, no setting is searched again."""
+        a, target = _evenly(a.double(), MOST), _evenly(target.double(), MOST)
+        if len(a) < 2:
+            raise KbrError(f"a regression needs at least 2 rows; got {len(a)}. Raise n_train.")
+        centre, spread = a.mean(0), or_one(a.std(0, correction=0))
+        inputs = (a - centre) / spread
+        if choice is None:
+            few, shown = (_evenly(part, CHOOSING) for part in (inputs, target))
+            scale = min(SCALES, key=lambda s: _Ridge.of(few, shown, s).choose()[1])
+            ridge = _Ridge.of(inputs, target, scale)
+            choice = MapChoice(scale, ridge.choose()[0], torch.full_like(target[0], torch.inf))
+            choice = replace(choice, spreads=ridge.spreads(choice.ridges))
+        else:
+            ridge = _Ridge.of(inputs, target, choice.scale)
+        return ridge.fitted(centre, spread, choice)
+
+    def to(self, device: str | torch.device) -> "SmoothMap":
+        moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        ridges, spreads = (part.to(device) for part in (self.choice.ridges, self.choice.spreads))
+        return replace(self, **moved, choice=MapChoice(self.choice.scale, ridges, spreads))
+
+    def record(self) -> dict[str, Any]:
+        """Plain values and tensors, for a file."""
+        return {**vars(self), "choice": dict(vars(self.choice))}
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "SmoothMap":
+        return cls(**{**record, "choice": MapChoice(**record["choice"])})
+
+
+@dataclass(frozen=True, eq=False)
+class _Ridge:
+    """Features of training rows, rotated so that every ridge costs a product.
+
+    Math: F'F / n = U diag(e) U'; fit = F U (e + lam)^-1 U'F't / n; leave-one-out error of row i:
+          (t_i - fit_i) / (1 - h_i),  h_i = sum_j (F U)_ij^2 / (e_j + lam) / n.
+    """
+
+    target: Float[Tensor, "n k"]  # variance one
+    size: Float[Tensor, "k"]  # their standard deviations before
+    bandwidth: Float[Tensor, ""]
+    landmarks: Float[Tensor, "m d"]
+    whiten: Float[Tensor, "m m"]
+    values: Float[Tensor, "p"]
+    vectors: Float[Tensor, "p p"]
+    rows: Float[Tensor, "n p"]  # F U
+
+    @classmethod
+    def of(cls, a: Float[Tensor, "n d"], target: Float[Tensor, "n k"], scale: float) -> "_Ridge":
+        some = _evenly(a, AMONG)
+        kernel = Gaussian(scale=scale).fit(some)
+        pivoted = PivotedCholesky(kernel=kernel, tolerance=TOLERANCE, max_rank=RANK)
+        landmarks, whiten, _ = pivoted.landmarks(kernel, some)
+        psi = kernel(a, landmarks) @ whiten
+        features = torch.cat([torch.ones_like(a[:, :1]), a, psi], -1)
+        values, vectors = torch.linalg.eigh(features.mT @ features / len(a))
+        size = or_one(target.std(0, correction=0))
+        width = torch.as_tensor(kernel.bandwidth).to(a)
+        kinds = (target / size, size, width, landmarks, whiten)
+        return cls(*kinds, values.clamp_min(0), vectors, features @ vectors)
+
+    def _left_out(self, target: Tensor, ridge: float) -> Float[Tensor, "n k"]:
+        over = 1 / (self.values + ridge)
+        told = self.rows @ (over.unsqueeze(-1) * (self.rows.mT @ target)) / len(target)
+        own = (self.rows.square() @ over) / len(target)
+        return (target - told) / (1 - own).clamp_min(1e-9).unsqueeze(-1)
+
+    def choose(self, target: Tensor | None = None) -> tuple[Float[Tensor, "k"], float]:
+        """The best ridge of each column, and the sum of the logarithms of their errors."""
+        target = self.target if target is None else target
+        errors = torch.stack([self._left_out(target, r).square().mean(0) for r in RIDGES])
+        least, best = errors.min(0)
+        chosen = target.new_tensor(RIDGES)[best]
+        return chosen, float(least.clamp_min(LEAST).log().sum())
+
+    def errors(self, ridges: Sequence[float] | Tensor) -> Float[Tensor, "n k"]:
+        """Leave-one-out errors with a ridge for each column."""
+        each = [self._left_out(self.target[:, k : k + 1], float(r)) for k, r in enumerate(ridges)]
+        return torch.cat(each, -1)
+
+    def spreads(self, ridges: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
+        """Ridges of the logarithms of squared errors; inf where even errors are as likely."""
+        errors = self.errors(ridges).square()
+        logs = _logs(errors)
+        chosen, _ = self.choose(logs - logs.mean(0))
+        told = logs - torch.cat(
+            [
+                self._left_out(logs[:, k : k + 1] - logs[:, k].mean(), float(r))
+                for k, r in enumerate(chosen)
+            ],
+            -1,
+        )
+        factor = (errors / told.exp()).mean(0)
+        gain = (errors.mean(0).clamp_min(LEAST).log() - told.mean(0) - factor.log()) / 2
+        return torch.where(gain > PAYS + COST / len(errors), chosen, torch.inf)
+
+    def fitted(self, centre: Tensor, spread: Tensor, choice: MapChoice) -> SmoothMap:
+        errors = self.errors(choice.ridges)
+        squares = errors.square()
+        even = squares.mean(0).clamp_min(LEAST).log()
+        logs = torch.where(choice.spreads.isfinite(), _logs(squares), even)
+        shift = logs.mean(0)
+        finite = torch.where(choice.spreads.isfinite(), choice.spreads, 1.0)
+        parts = [self._solved(self.target, choice.ridges), self._solved(logs - shift, finite)]
+        told = self.rows @ (self.vectors.mT @ parts[1]) + shift
+        factor = (squares / told.exp()).mean(0)
+        shift = torch.where(choice.spreads.isfinite(), shift + factor.log(), shift)
+        told = told + torch.where(choice.spreads.isfinite(), factor.log(), 0.0)
+        white = errors / (told / 2).exp()
+        second = white.mT @ white / len(white)
+        root = ridge_cholesky(second, ridge=LEAST, name="errors of a regression")
+        size = 2 * self.size.log()
+        table = torch.cat([parts[0] * self.size, parts[1]], -1)
+        table[0] += torch.cat([torch.zeros_like(shift), shift + size])
+        d = len(centre)
+        return SmoothMap(
+            centre,
+            spread,
+            self.landmarks / self.bandwidth,
+            self.bandwidth,
+            table[0],
+            table[1 : 1 + d].contiguous(),
+            (self.whiten @ table[1 + d :]).contiguous(),
+            told.amin(0) + size,
+            told.amax(0) + size,
+            root,
+            choice,
+        )
+
+    def _solved(self, target: Tensor, ridges: Tensor) -> Float[Tensor, "p k"]:
+        over = 1 / (self.values.unsqueeze(-1) + ridges)
+        solved: Tensor = self.vectors @ (over * (self.rows.mT @ target) / len(target))
+        return solved
+
+
+def _logs(squares: Tensor) -> Tensor:
+    return squares.clamp_min(LEAST * squares.mean(0).clamp_min(LEAST)).log() - LOG_CHI2
+
+
+def _evenly(rows: Float[Tensor, "n k"], most: int) -> Float[Tensor, "m k"]:
+    if len(rows) <= most:
+        return rows
+    some = torch.linspace(0, len(rows) - 1, most, device=rows.device).round().long()
+    return rows[some]
