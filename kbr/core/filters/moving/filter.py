@@ -31,7 +31,7 @@ from kbr.core.uncertainty.calibration import Calibration, next_horizon
 from kbr.core.units.units import Units
 
 KIND = "kbr.moving_filter"  # of checkpoints with such filters
-CHOSEN = ("temper", "inflate", "outliers")
+NUMBERS = ("n", "sequences", "rates", "jitter", "val_mse")  # that a file keeps
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,6 +70,7 @@ class _Fitted:
     n: int
     sequences: int
     rates: int
+    jitter: float
     val_mse: float
 
 
@@ -82,10 +83,12 @@ class MovingFilter(TrainableFilter):
     may lie between training latents and beyond them: more accurate where dynamics are smooth.
 
     sensing    "shows": x is learned as a function of z, and sensors may be absent; "tells": z as a
-               function of x. "auto": by the error at held-out steps, as the next three;
+               function of x. "auto": by the error at held-out steps, as the next four;
     temper     power of the likelihood, 1 or less;
     inflate    factor of the standard deviations of a step, 1 or more;
     outliers   share of observations that tell nothing, at most .5;
+    jitter     errors added to the latents that dynamics are learned from, in sizes of a step's own
+               error: brings points back that leave the curve or surface where latents lie;
     restart    weight of the training latents beside the prediction at every observation, by which a
                lost track is found again;
     velocity   whether latents have their differences from row to row beside them, see
@@ -100,6 +103,7 @@ class MovingFilter(TrainableFilter):
     temper: float | str = AUTO
     inflate: float | str = AUTO
     outliers: float | str = AUTO
+    jitter: float | str = AUTO
     restart: float = 1e-5
     velocity: bool | str = False
     standardize: bool = True
@@ -114,9 +118,11 @@ class MovingFilter(TrainableFilter):
             known = ", ".join((AUTO, *SENSINGS))
             raise KbrError(f"sensing must be one of {known}; got {self.sensing!r}. Set sensing.")
         limits = {"temper": (0.0, 1.0), "inflate": (0.0, torch.inf), "outliers": (0.0, 0.5)}
+        limits["jitter"] = (0.0, 10.0)
         for name, (low, high) in limits.items():
             value = getattr(self, name)
-            if value != AUTO and not (_is_number(value) and low < value <= high):
+            good = _is_number(value) and low <= value <= high and (value > low or name == "jitter")
+            if value != AUTO and not good:
                 raise KbrError(
                     f"{name} must be 'auto' or a number above {low:g}"
                     f"{'' if high == torch.inf else f', at most {high:g}'}; got {value!r}. "
@@ -176,7 +182,7 @@ class MovingFilter(TrainableFilter):
     @property
     def chosen(self) -> dict[str, float]:
         """Numbers in use that may be chosen."""
-        return {name: getattr(self.model.tempering, name) for name in CHOSEN}
+        return {**vars(self.model.tempering), "jitter": self._get().jitter}
 
     def _facts(self) -> dict[str, Any]:
         fitted = self._get()
@@ -206,6 +212,7 @@ class MovingFilter(TrainableFilter):
             temper=self.temper,
             inflate=self.inflate,
             outliers=self.outliers,
+            jitter=self.jitter,
             particles=self.n_particles,
             restart=self.restart,
             seed=self.seed,
@@ -229,16 +236,14 @@ class MovingFilter(TrainableFilter):
     def _learn(self, data: TrainingData, progress: Any) -> None:
         self.learn(data, progress=progress)
 
-    def learn(
-        self, data: TrainingData, *, told: Tells | None = None, progress: Any = None
-    ) -> "MovingFilter":
-        """Fit to sequences in inner coordinates; `told` where rows are a readout already."""
+    def learn(self, data: TrainingData, *, progress: Any = None, **rows: Any) -> "MovingFilter":
+        """Fit to sequences in inner coordinates; `rows` says what a network has seen: `Learner`."""
         if len(data.z) < MINIMUM_STEPS:
             raise KbrError(
                 f"the filter needs at least {MINIMUM_STEPS} training steps to hold some out; got "
                 f"{len(data.z)}. Raise n_train."
             )
-        choice = Learner(data, self._wanted(), told).choose(progress)
+        choice = Learner(data, self._wanted(), **rows).choose(progress)
         self._fitted = _Fitted(
             choice.model,
             data.units,
@@ -247,6 +252,7 @@ class MovingFilter(TrainableFilter):
             len(data.z),
             len(data.lengths),
             data.rates,
+            choice.jitter,
             choice.val_mse,
         )
         return self
@@ -363,7 +369,10 @@ class MovingFilter(TrainableFilter):
             "units": fitted.units.record(),
             "calibration": None if known is None else known.record(),
             "shape": list(fitted.shape),
-            **{name: getattr(fitted, name) for name in ("n", "sequences", "rates", "val_mse")},
+            **{
+                name: getattr(fitted, name)
+                for name in ("n", "sequences", "rates", "jitter", "val_mse")
+            },
         }
 
     @classmethod
@@ -379,6 +388,7 @@ class MovingFilter(TrainableFilter):
                 int(state["n"]),
                 int(state["sequences"]),
                 int(state["rates"]),
+                float(state["jitter"]),
                 float(state["val_mse"]),
             )
         except (LookupError, TypeError, AttributeError, ValueError, AssertionError) as error:

@@ -1,8 +1,8 @@
 """How likely an observation is at each point of a belief, learned in one of two directions.
 
 `Shows` learns what the latent shows, x = g(z) + error: of columns of x, each group of which may be
-absent. `Tells` learns what the observation tells, z = y(x) + error: of x with many columns, or of a
-network's readout, and takes p(z | x) over a flat prior for the likelihood.
+absent. `Tells` learns what the observation tells, z = y(x) + error, also from many columns, and
+takes p(z | x) over a flat prior for the likelihood.
 """
 
 from collections.abc import Sequence
@@ -83,14 +83,10 @@ class Shows:
 
 @dataclass(frozen=True, eq=False)
 class Tells:
-    """Math: log N(z; y(x), D(x) C D(x)), of the latents without their rates.
-
-    Without a map, rows of x are y and the logarithms of the standard deviations of its errors.
-    """
+    """Math: log N(z; y(x), D(x) C D(x)), of the latents without their rates."""
 
     latents: int  # so many columns of z
-    map: SmoothMap | None
-    root: Float[Tensor, "k k"]
+    map: SmoothMap
     kind: ClassVar[str] = "tells"
 
     @classmethod
@@ -102,31 +98,22 @@ class Tells:
         choice: MapChoice | None = None,
     ) -> "Tells":
         there = x.isfinite().all(-1)
-        told = SmoothMap.fit(x[there], z[there, :latents], choice)
-        return cls(latents, told, told.root)
+        return cls(latents, SmoothMap.fit(x[there], z[there, :latents], choice))
 
     def at(self, z: Points, there: There | None = None) -> Points:
         return z[..., : self.latents]
 
     def log_density(self, x: Row, at: Points, there: There) -> Densities:
         present = there.all(-1, keepdim=True)
-        row = torch.where(present, x, 0.0)
-        if self.map is None:
-            mean, logs = row.chunk(2, -1)
-            sd = logs.exp()
-        else:
-            mean, sd = self.map(row)
-        mean, sd = mean.unsqueeze(-2), sd.unsqueeze(-2)
-        density = log_density((at - mean) / sd, sd, self.root)
+        mean, sd = (part.unsqueeze(-2) for part in self.map(torch.where(present, x, 0.0)))
+        density = log_density((at - mean) / sd, sd, self.map.root)
         return torch.where(present, density, 0.0)
 
     def to(self, device: str | torch.device) -> "Tells":
-        moved = None if self.map is None else self.map.to(device)
-        return Tells(self.latents, moved, self.root.to(device))
+        return Tells(self.latents, self.map.to(device))
 
     def record(self) -> dict[str, Any]:
-        told = None if self.map is None else self.map.record()
-        return {"kind": self.kind, "latents": self.latents, "map": told, "root": self.root}
+        return {"kind": self.kind, "latents": self.latents, "map": self.map.record()}
 
 
 def log_density(
@@ -145,7 +132,6 @@ def log_density(
 def sensing_of(record: dict[str, Any]) -> Sensing:
     """The inverse of `record`."""
     if record["kind"] == Tells.kind:
-        told = None if record["map"] is None else SmoothMap.from_record(record["map"])
-        return Tells(int(record["latents"]), told, record["root"])
+        return Tells(int(record["latents"]), SmoothMap.from_record(record["map"]))
     columns = tuple(tuple(int(k) for k in some) for some in record["columns"])
     return Shows(columns, tuple(SmoothMap.from_record(one) for one in record["maps"]))
