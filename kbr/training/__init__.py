@@ -7,6 +7,7 @@ from kbr.training.filters.kalman_nn import KalmanNNFilter
 from kbr.training.filters.learned import LearnedFilter
 from kbr.training.filters.lru import LRUFilter
 from kbr.training.filters.lstm import LSTMFilter
+from kbr.training.filters.moving_readout import MovingReadoutFilter
 from kbr.training.filters.readout import ReadoutFilter
 from kbr.training.filters.rkn import RKNFilter
 from kbr.training.filters.transformer import TransformerFilter
@@ -19,6 +20,7 @@ __all__ = [
     "LRUFilter",
     "LSTMFilter",
     "LearnedFilter",
+    "MovingReadoutFilter",
     "RKNFilter",
     "ReadoutFilter",
     "ResNet",

@@ -23,23 +23,15 @@ LEAST = 1e-6  # of the latents' variance: no error of a readout is taken for sma
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ReadoutFilter(FilterOnFeatures):
-    """Features trained to tell z itself, read out in closed form; a fine kernel on the readout.
+class ReadoutTraining(TrainedFilter):
+    """A network whose features tell z itself, read out in closed form.
 
-    Math: y_i = E'psi(x_i),  E = (Psi'Psi + n lam I)^-1 Psi'Z on the rows the network has seen;
-          C = mean (y_i - z_i)(y_i - z_i)' over the rows held out from it,  C = L L';
-          the kernel filter sees L^-1 y, whose errors are of size one in every direction.
-
-    Where dynamics are accurate, so must be the likelihood: kernels on 32 features are wide beside
-    what a frame tells, and those on dz coordinates can be fine. Rows the network has seen have
-    smaller errors than new ones; they are stretched to the size of those held out.
+    Math: y_i = E'psi(x_i),  E = (Psi'Psi + n lam I)^-1 Psi'Z on the rows the network has seen.
 
     lam           ridge of the training loss and of the readout, z standardised;
     batch         rows drawn anew for every step of training, several times as many as features;
                   None: all, in chunks;
-    chunk         frames at once where there are more than 4000;
-    history, velocity, engine   of the kernel filter, see `KernelBayesFilter`: velocity for z that
-                  is a position alone.
+    chunk         frames at once where there are more than 4000.
 
     Of four sequences or more, with more than 2000 rows, whole ones at the end are held out.
     """
@@ -53,12 +45,46 @@ class ReadoutFilter(FilterOnFeatures):
     lam: float = 1e-5
     batch: int | None = 128
     chunk: int = 1000
+
+    network: ClassVar[type[SequenceModule]] = ReadoutModule
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(float(self.lam), name="lam")
+        check_sizes(chunk=self.chunk, **({} if self.batch is None else {"batch": self.batch}))
+        self._operator = torch.empty(0, device="cpu")
+
+    def readout(self, x: Any) -> Float[Tensor, "*s t dz"]:
+        """What each observation tells of the latent by itself, in the units of the data."""
+        psi, seen, lead = self.encode(self.units.observations(x))
+        module = self._get()
+        assert isinstance(module, ReadoutModule)
+        inner = psi @ self._operator * module.z_scale.cpu() + module.z_mean.cpu()
+        inner = torch.where(seen.unsqueeze(-1), inner, torch.nan).reshape(*lead, *inner.shape[1:])
+        nothing = inner.new_zeros(*inner.shape, inner.shape[-1])
+        return self.units.z.undo(inner, nothing)[0]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ReadoutFilter(ReadoutTraining, FilterOnFeatures):
+    """A fine kernel on the readout of features that were trained to tell z itself.
+
+    Math: C = mean (y_i - z_i)(y_i - z_i)' over the rows held out from the network,  C = L L';
+          the kernel filter sees L^-1 y, whose errors are of size one in every direction.
+
+    Where dynamics are accurate, so must be the likelihood: kernels on 32 features are wide beside
+    what a frame tells, and those on dz coordinates can be fine. Rows the network has seen have
+    smaller errors than new ones; they are stretched to the size of those held out.
+
+    history, velocity, engine   of the kernel filter, see `KernelBayesFilter`: velocity for z that
+                  is a position alone.
+    """
+
     history: int | str = 1
     velocity: bool | str = False
     engine: str = "local"
 
     kind: ClassVar[str] = "kbr.readout_filter"
-    network: ClassVar[type[SequenceModule]] = ReadoutModule
     not_of_network: ClassVar[Sequence[str]] = (
         *TrainedFilter.not_of_network,
         "history",
@@ -68,10 +94,8 @@ class ReadoutFilter(FilterOnFeatures):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(float(self.lam), name="lam")
-        check_sizes(chunk=self.chunk, **({} if self.batch is None else {"batch": self.batch}))
         self._kernel_filter()  # which checks its settings
-        self._operator = self._whitening = torch.empty(0, device="cpu")
+        self._whitening = torch.empty(0, device="cpu")
 
     def _kernel_filter(self) -> KernelBayesFilter:
         kinds = {"history": self.history, "velocity": self.velocity, "engine": self.engine}
@@ -107,16 +131,6 @@ class ReadoutFilter(FilterOnFeatures):
 
     def _shown(self, psi: Tensor) -> Tensor:
         return self._white(psi @ self._operator)
-
-    def readout(self, x: Any) -> Float[Tensor, "*s t dz"]:
-        """What each observation tells of the latent by itself, in the units of the data."""
-        psi, seen, lead = self.encode(self.units.observations(x))
-        module = self._get()
-        assert isinstance(module, ReadoutModule)
-        inner = psi @ self._operator * module.z_scale.cpu() + module.z_mean.cpu()
-        inner = torch.where(seen.unsqueeze(-1), inner, torch.nan).reshape(*lead, *inner.shape[1:])
-        nothing = inner.new_zeros(*inner.shape, inner.shape[-1])
-        return self.units.z.undo(inner, nothing)[0]
 
     def fitted_state(self) -> dict[str, Any]:
         tables = {"operator": self._operator, "whitening": self._whitening}

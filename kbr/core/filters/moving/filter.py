@@ -1,5 +1,6 @@
 """The moving filter: kernel regressions for dynamics and sensors, and points that move by them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -227,11 +228,19 @@ class MovingFilter(TrainableFilter):
         if data.sensors is not None and (data.sensors.frames or self.sensing == Tells.kind):
             what = "no frames" if data.sensors.frames else "no sensing='tells'"
             raise KbrError(f"MovingFilter takes {what} where sensors may be absent.")
-        if self.velocity != AUTO:
-            return lifted(data, 1, bool(self.velocity))
-        options = [lifted(data, 1, velocity) for velocity in (False, True)]
-        errors = [Learner(one, self._wanted()).choose().val_mse for one in options]
-        return best(options, errors)
+        return self.best_of([lifted(data, 1, velocity) for velocity in self.velocities])
+
+    @property
+    def velocities(self) -> tuple[bool, ...]:
+        """Whether rates are followed: to choose from."""
+        return (False, True) if self.velocity == AUTO else (bool(self.velocity),)
+
+    def best_of(self, options: Sequence[TrainingData], **rows: Any) -> TrainingData:
+        """The data with the least error at held-out steps."""
+        if len(options) == 1:
+            return options[0]
+        learners = (Learner(one, self._wanted(), **rows) for one in options)
+        return best(options, [learner.choose().val_mse for learner in learners])
 
     def _learn(self, data: TrainingData, progress: Any) -> None:
         self.learn(data, progress=progress)
