@@ -85,7 +85,7 @@ def next_steps(
             "One trial says little about the next: repeat it over seeds.",
             _again(typed, f"trials={TRIALS}"),
         )
-    rival = "original" if outcome.evidence is None else "lstm"
+    rival = "original" if outcome.evidence is None else "moving" if recorded else "lstm"
     same = "rows" if recorded else "data, seed by seed"
     yield Step(
         f"Is it good? Compare with another model on the same {same}.",
