@@ -127,11 +127,12 @@ class Learner:
         dynamics: SmoothMap | None = None,
     ) -> MovingModel:
         """Fitted to these rows; regressions have the settings of a `known` model's, if given."""
-        starts = torch.linspace(0, len(rest.z) - 1, min(len(rest.z), STARTS)).round().long()
+        n, device = len(rest.z), rest.z.device
+        starts = torch.linspace(0, n - 1, min(n, STARTS), device=device).round().long()
         return MovingModel(
             dynamics or self.dynamics(rest, None if known is None else known.dynamics.choice),
             self.sensing(rest, sensing, None if known is None else choices_of(known.sensing)),
-            rest.z[starts.to(rest.z.device)].double(),
+            rest.z[starts].double(),
             self.columns,
             self.reaches,
             tempering,

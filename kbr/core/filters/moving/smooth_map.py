@@ -141,7 +141,7 @@ class _Ridge:
         features = torch.cat([torch.ones_like(a[:, :1]), a, psi], -1)
         values, vectors = torch.linalg.eigh(features.mT @ features / len(a))
         size = or_one(target.std(0, correction=0))
-        width = torch.as_tensor(kernel.bandwidth).to(a)
+        width = torch.as_tensor(kernel.bandwidth, dtype=a.dtype, device=a.device)
         kinds = (target / size, size, width, landmarks, whiten)
         return cls(*kinds, values.clamp_min(0), vectors, features @ vectors)
 
