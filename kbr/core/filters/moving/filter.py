@@ -12,11 +12,10 @@ from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.filters.base import TrainableFilter, never
 from kbr.core.filters.belief import Answering, Belief, Moments
-from kbr.core.filters.kernel.choosing.validation import MINIMUM_STEPS
 from kbr.core.filters.kernel.storing.storage import calibration_from
 from kbr.core.filters.lifting import best, lifted
 from kbr.core.filters.moving.cloud import Cloud
-from kbr.core.filters.moving.fitting import AUTO, SENSINGS, Learner, Wanted
+from kbr.core.filters.moving.fitting import AUTO, FEWEST, SENSINGS, Learner, Wanted
 from kbr.core.filters.moving.measuring import measured
 from kbr.core.filters.moving.model import MovingModel
 from kbr.core.filters.moving.sensing import Tells
@@ -233,9 +232,9 @@ class MovingFilter(TrainableFilter):
         self, data: TrainingData, *, told: Tells | None = None, progress: Any = None
     ) -> "MovingFilter":
         """Fit to sequences in inner coordinates; `told` where rows are a readout already."""
-        if len(data.z) < MINIMUM_STEPS:
+        if len(data.z) < FEWEST:
             raise KbrError(
-                f"the filter needs at least {MINIMUM_STEPS} training steps to hold some out; got "
+                f"the filter needs at least {FEWEST} training steps to hold some out; got "
                 f"{len(data.z)}. Raise n_train."
             )
         choice = Learner(data, self._wanted(), told).choose(progress)

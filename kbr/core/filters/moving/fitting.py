@@ -36,7 +36,7 @@ STEPS = 600  # held-out steps of a long recording
 BLOCKS, FEW_BLOCKS = 6, 3  # that these lie in, and of one of less than twice as many rows
 MANY = 64  # columns of x above which only what they tell is learned
 STARTS = 2000  # training latents that are kept, evenly spaced
-FEWEST = 10  # training rows that a sensor must be there in
+FEWEST = 10  # training rows, and those that a sensor must be there in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,17 +103,21 @@ class Learner:
     def reaches(self) -> tuple[Reach, ...]:
         """How far from the training rows an observation may be, for each group of columns."""
         block, found = held_out_block(self.data.lengths), []
-        for group in map(list, self.columns):
+        sensors = self.data.sensors
+        names = ("x",) if sensors is None else sensors.names
+        for name, group in zip(names, map(list, self.columns), strict=True):
             rows = self.data.observed[:, group].double()
             there = rows.isfinite().all(-1)
             if int(there.sum()) < FEWEST:
                 raise KbrError(
-                    f"a sensor needs at least {FEWEST} training rows in which it is there; columns "
-                    f"{group} of x have {int(there.sum())}. Leave it out of x, or add rows."
+                    f"a sensor needs at least {FEWEST} training rows in which it is there; "
+                    f"'{name}' has {int(there.sum())}. Leave it out of x, or add rows."
                 )
             new = torch.zeros_like(there)
             new[block.start : block.stop] = True
             before, after = rows[there & ~new], rows[there & new]
+            if not len(before):  # it came late: nothing says how far from others a row may lie
+                before, after = after, before
             found.append(reach_of(torch.cat([before, after]), after, len(before)))
         return tuple(found)
 
@@ -129,12 +133,13 @@ class Learner:
         """Fitted to these rows; regressions have the settings of a `known` model's, if given."""
         n, device = len(rest.z), rest.z.device
         starts = torch.linspace(0, n - 1, min(n, STARTS), device=device).round().long()
+        reaches = self.reaches  # first: this refuses sensors that are never there
         return MovingModel(
             dynamics or self.dynamics(rest, None if known is None else known.dynamics.choice),
-            self.sensing(rest, sensing, None if known is None else choices_of(known.sensing)),
+            self.sensing(rest, sensing, None if known is None else known.sensing),
             rest.z[starts].double(),
             self.columns,
-            self.reaches,
+            reaches,
             tempering,
             self.wanted.particles,
             self.wanted.restart,
@@ -149,13 +154,15 @@ class Learner:
         inputs = start if moves is None else torch.cat([start, moves[after].to(start)], -1)
         return SmoothMap.fit(inputs, z[after.to(z.device)] - start, choice)
 
-    def sensing(self, rest: Sequences, kind: str, choices: Sequence[MapChoice] | None) -> Sensing:
+    def sensing(self, rest: Sequences, kind: str, known: Sensing | None) -> Sensing:
         if self.told is not None:
             return self.told
         x, z = rest.observed.double(), rest.z.double()
         if kind == Shows.kind:
-            return Shows.fit(x, z, self.columns, choices)
-        return Tells.fit(x, z, z.shape[-1] - rest.rates, choices[0] if choices else None)
+            maps = known.maps if isinstance(known, Shows) else None
+            return Shows.fit(x, z, self.columns, maps)
+        told = known.map if isinstance(known, Tells) else None
+        return Tells.fit(x, z, z.shape[-1] - rest.rates, None if told is None else told.choice)
 
     @cached_property
     def whole(self) -> dict[str, MovingModel]:
@@ -211,11 +218,3 @@ def held_out_error(parts: Iterable[Part], tempering: Tempering, rates: int) -> f
             total += float(error.square().sum())
             steps += len(error)
     return total / max(steps, 1)
-
-
-def choices_of(sensing: Sensing) -> tuple[MapChoice, ...]:
-    """Settings of the regressions in it."""
-    if isinstance(sensing, Shows):
-        return tuple(one.choice for one in sensing.maps)
-    assert isinstance(sensing, Tells)
-    return () if sensing.map is None else (sensing.map.choice,)

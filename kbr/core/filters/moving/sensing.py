@@ -15,6 +15,8 @@ from torch import Tensor
 
 from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap
 
+FEW = 10  # rows below which a map of others is kept
+
 Row = Float[Tensor, "*s dx"]
 Points = Float[Tensor, "*s m dz"]
 There = Bool[Tensor, "*s g"]  # which groups of columns are there
@@ -50,13 +52,18 @@ class Shows:
         x: Float[Tensor, "n dx"],
         z: Float[Tensor, "n dz"],
         columns: Sequence[Sequence[int]],
-        choices: Sequence[MapChoice] | None = None,
+        known: Sequence[SmoothMap] | None = None,
     ) -> "Shows":
+        """With the settings of `known` maps, if given; a group that is hardly there has its own."""
         maps = []
         for k, group in enumerate(columns):
             seen = x[:, list(group)]
             there = seen.isfinite().all(-1)
-            maps.append(SmoothMap.fit(z[there], seen[there], choices[k] if choices else None))
+            if known is not None and int(there.sum()) < FEW:
+                maps.append(known[k])
+                continue
+            choice = None if known is None else known[k].choice
+            maps.append(SmoothMap.fit(z[there], seen[there], choice))
         return cls(tuple(map(tuple, columns)), tuple(maps))
 
     def at(self, z: Points, there: There | None = None) -> dict[int, Shown]:
