@@ -20,6 +20,7 @@ from kbr.core.filters.result import FilterResult
 Rows = Float[Tensor, "*s t dx"]
 Controls = Float[Tensor, "*s t du"]
 Flags = Bool[Tensor, "*s g"]
+LIMITS = {"temper": (0.0, 1.0), "inflate": (0.0, math.inf), "outliers": (0.0, 0.5)}  # above, up to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ class MovingModel:
         after = torch.where(
             (there.any(-1) & likely.isfinite().squeeze(-1)).unsqueeze(-1), after, kept
         )
-        return Cloud(torch.cat([points, fresh], -2), after.log_softmax(-1)), seen
+        return Cloud.weighted(torch.cat([points, fresh], -2), after), seen
 
     def _told(self, x: Float[Tensor, "*s dx"], at: Any, there: Flags) -> Float[Tensor, "*s m"]:
         """The logarithm of the tempered likelihood."""
@@ -208,6 +209,18 @@ class MovingModel:
             float(record["restart"]),
             int(record["seed"]),
         )
-        if not bool(made.start.isfinite().all() and made.dynamics.kernel.isfinite().all()):
-            raise KbrError("the file's numbers are not all finite. Train again.")
+        made.check()
         return made
+
+    def check(self) -> None:
+        """Of numbers from a file: an error where they are none of a model."""
+        chosen = vars(self.tempering)
+        good = all(low < chosen[k] <= high for k, (low, high) in LIMITS.items())
+        good = good and chosen["inflate"] < math.inf and 0 <= self.restart < 1
+        maps = getattr(self.sensing, "maps", ())
+        wide = [len(group) for group in self.columns]
+        good = good and wide == [one.anchors.shape[-1] for one in self.reaches]
+        good = good and (not maps or wide == [len(one.root) for one in maps])
+        good = good and getattr(self.sensing, "columns", self.columns) == self.columns
+        if not good:
+            raise KbrError("the file's parts do not fit together. Train again.")

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from kbr.core.errors import KbrError
 from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap
 
 FEW = 10  # rows below which a map of others is kept
@@ -154,5 +155,7 @@ def sensing_of(record: dict[str, Any]) -> Sensing:
     if record["kind"] == Tells.kind:
         told = None if record["map"] is None else SmoothMap.from_record(record["map"])
         return Tells(int(record["latents"]), told, record["root"])
+    if record["kind"] != Shows.kind:
+        raise KbrError(f"the file's sensor is of a kind {record['kind']!r}. Train again.")
     columns = tuple(tuple(int(k) for k in some) for some in record["columns"])
     return Shows(columns, tuple(SmoothMap.from_record(one) for one in record["maps"]))
