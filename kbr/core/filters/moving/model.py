@@ -16,10 +16,12 @@ from kbr.core.filters.moving.cloud import Cloud, Draws
 from kbr.core.filters.moving.sensing import Sensing, sensing_of
 from kbr.core.filters.moving.smooth_map import SmoothMap
 from kbr.core.filters.result import FilterResult
+from kbr.core.linalg import or_one
 
 Rows = Float[Tensor, "*s t dx"]
 Controls = Float[Tensor, "*s t du"]
 Flags = Bool[Tensor, "*s g"]
+BEYOND = 1.0  # ranges of a latent that it may leave its own by
 LIMITS = {"temper": (0.0, 1.0), "inflate": (0.0, math.inf), "outliers": (0.0, 0.5)}  # above, up to
 
 
@@ -44,6 +46,7 @@ class MovingModel:
           w_j ~ (1 - o) p(x_t | z~_j)^temper + o p_0(x_t), o the share of outliers, p_0 the mean of
           the likelihood over the training latents. The predicted points have the prior weight
           1 - `restart`; with the rest, some of the training latents' own posterior are added.
+          Points far beyond the training latents are begun anew, as dynamics may explode there.
     Ref:  Gordon et al. 1993; Ko and Fox 2009 (particle filters with learned models); Sun et al.
           2022 (kernel filters whose support moves).
 
@@ -88,7 +91,24 @@ class MovingModel:
             inputs = torch.cat([points, moves], -1)
         way, sd = self.dynamics(inputs)
         noise = draws.normal @ self.dynamics.root.mT
-        return Cloud.even(points + way + self.tempering.inflate * sd * noise)
+        return Cloud.even(self._inside(points + way + self.tempering.inflate * sd * noise))
+
+    def _inside(self, points: Float[Tensor, "*s m dz"]) -> Float[Tensor, "*s m dz"]:
+        """Points that have gone beyond all that was learned, where dynamics may explode, restart.
+
+        They do so at training latents, as a track that is lost.
+        """
+        low, high, home = self.bounds
+        gone = ((points < low) | (points > high)).any(-1, keepdim=True)
+        return torch.where(gone, home, points) if bool(gone.any()) else points
+
+    @cached_property
+    def bounds(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ends of the latents' range with BEYOND ranges on both sides, and a latent a point."""
+        low, high = self.start.amin(0), self.start.amax(0)
+        margin = BEYOND * or_one(high - low)
+        rows = torch.arange(self.particles, device=self.start.device) * len(self.start)
+        return low - margin, high + margin, self.start[rows // self.particles]
 
     def updated(
         self, cloud: Cloud, x: Float[Tensor, "*s dx"], there: Flags, draws: Draws
