@@ -7,7 +7,7 @@ network's readout, and takes p(z | x) over a flat prior for the likelihood.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -25,6 +25,7 @@ Densities = Float[Tensor, "*s m"]
 Shown = tuple[Tensor, Tensor]  # mean and standard deviations [*s m k] of a group
 
 
+@runtime_checkable
 class Sensing(Protocol):
     kind: ClassVar[str]
 
@@ -113,10 +114,10 @@ class Tells:
         told = SmoothMap.fit(x[there], z[there, :latents], choice)
         return cls(latents, told, told.root)
 
-    def at(self, z: Points, there: There | None = None) -> Points:
+    def at(self, z: Points, there: There | None = None) -> Float[Tensor, "*s m k"]:
         return z[..., : self.latents]
 
-    def log_density(self, x: Row, at: Points, there: There) -> Densities:
+    def log_density(self, x: Row, at: Float[Tensor, "*#s m k"], there: There) -> Densities:
         present = there.all(-1, keepdim=True)
         row = torch.where(present, x, 0.0)
         if self.map is None:
@@ -138,7 +139,7 @@ class Tells:
 
 
 def log_density(
-    error: Float[Tensor, "*s m k"], sd: Float[Tensor, "*s _ k"], root: Float[Tensor, "k k"]
+    error: Float[Tensor, "*s m k"], sd: Float[Tensor, "*#s _ k"], root: Float[Tensor, "k k"]
 ) -> Densities:
     """Gaussian, of errors over their sd.
 
