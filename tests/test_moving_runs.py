@@ -114,7 +114,7 @@ def test_a_run_says_what_was_chosen_and_evaluates_to_the_same(desk, monkeypatch)
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("model.filter.temper=2.5", "temper must be"),
+        ("model.filter.temper=2", "model.filter.temper must be a number in (0, 1] or auto; got 2"),
         ("model.filter.n_particles=0", "n_particles"),
         ("model.filter.n_particles=1.5", "model.filter.n_particles"),
         ("model.filter.sensing=smells", "sensing"),

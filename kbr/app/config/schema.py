@@ -277,6 +277,19 @@ class ParticleFilter:
 
 
 @dataclass
+class MovingFilter:
+    n_particles: Count
+    sensing: Literal["auto", "shows", "tells"]
+    temper: Annotated[float, Range(0, 1, open="low")] | Auto
+    inflate: Positive | Auto
+    outliers: Annotated[float, Range(0, 0.5, open="low")] | Auto
+    restart: Annotated[float, Range(0, 1, open="high")]
+    velocity: bool | Auto
+    standardize: bool
+    seed: Seed
+
+
+@dataclass
 class TrainedFilter:
     encoder: Node
     epochs: Count
@@ -504,6 +517,7 @@ TARGETS: dict[str, type] = {
     "kbr.ImportanceWeightedRule": Rule,
     "kbr.OriginalRule": OriginalRule,
     "kbr.ParticleFilter": ParticleFilter,
+    "kbr.core.filters.moving.filter.MovingFilter": MovingFilter,
     "kbr.training.filters.learned.LearnedFilter": LearnedFilter,
     "kbr.training.filters.readout.ReadoutFilter": ReadoutFilter,
     "kbr.training.filters.lstm.LSTMFilter": LSTMFilter,
