@@ -16,8 +16,12 @@ from test_moving_parts import close, normal
 from test_sensors import robot
 
 from kbr import Embedding, KalmanFilter, KbrError, MovingFilter, load_filter
+from kbr.core.filters.kernel.operators import transition_pairs
+from kbr.core.filters.moving.cloud import Cloud
+from kbr.core.filters.moving.fitting import Learner, Wanted
 from kbr.core.filters.moving.sensing import Shows
 from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap
+from kbr.core.filters.training_data import training_data
 
 NAN = torch.nan
 FIXED = {"sensing": "shows", "temper": 1.0, "inflate": 1.0, "outliers": 1e-3}
@@ -74,6 +78,32 @@ def test_with_many_points_the_recursion_is_the_kalman_filter():
         dim1=-2, dim2=-1
     ).mean(0)
     assert (ratio.log().abs() < 0.1).all()
+
+
+def test_errors_of_a_step_have_the_covariance_that_was_learned(fitted):
+    cov = torch.tensor([[0.04, 0.05], [0.05, 0.09]], dtype=torch.float64)
+    still = linear_map(torch.zeros(2, 2, dtype=torch.float64), cov)
+    model = replace(fitted.model, dynamics=still, particles=20_000)
+    model = replace(model, tempering=replace(model.tempering, inflate=2.0))
+    points = torch.zeros(20_000, 2, dtype=torch.float64)
+    mean, found = model.predicted(Cloud.even(points), None, model.draws(3)).moments()
+    close(mean, torch.zeros_like(mean), 0.02)
+    close(found, 4 * cov, 0.015)
+
+
+def test_held_out_rows_are_not_known_to_the_models_that_they_judge():
+    x, z = circle(200, 21)
+    learner = Learner(training_data(x, z), Wanted(sensing="shows", particles=10))
+    kind, whole = next(iter(learner.whole.items()))
+    parts = learner.parts(kind)
+    assert len(parts) > 1
+    close(whole.dynamics.centre, learner.data.z[:-1].mean(0))
+    for part in parts:
+        rest, held = learner.data.outside(part.block), learner.data.z[list(part.block)]
+        before = transition_pairs(rest.lengths)[0]
+        close(part.model.dynamics.centre, rest.z[before].mean(0))
+        assert torch.cdist(part.model.start, held).min() > 0
+        close(part.model.sensing.maps[0].centre, rest.z.mean(0))
 
 
 def linear_map(matrix, cov):
