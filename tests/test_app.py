@@ -58,6 +58,7 @@ DRAWN += [("dsprites", "particle")]
         ("gaussian", "iw_true_ratio"),
         ("rotation", "iw"),
         ("oscillatory", "iw_refined"),
+        ("rotation", "moving"),
         ("oscillatory", "iw_paper"),
         ("oscillatory", "original"),
         ("oscillatory", "iw_true_ratio"),

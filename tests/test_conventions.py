@@ -19,6 +19,7 @@ from kbr import (
     KbrError,
     KernelBayesFilter,
     Laplace,
+    MovingFilter,
     ParticleFilter,
     StateSpaceModel,
     UnscentedKalmanFilter,
@@ -38,6 +39,7 @@ from kbr.training.encoders import MLP
 KINDS = {
     KernelBayesFilter: {"eta": 0.1, "scales": (0.5,), "rule": ImportanceWeightedRule(lam=0.3)},
     RefinedFilter: {"base": KernelBayesFilter(eta=0.1), "steps": 2},
+    MovingFilter: {"n_particles": 50, "temper": 0.5, "velocity": "auto"},
     LearnedFilter: {"epochs": 3, "n_fourier": 32, "encoder": MLP},
     LSTMFilter: {"hidden": 5},
     GRUFilter: {"gaps": 0.2},

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import kbr
-from kbr import ImportanceWeightedRule, KernelBayesFilter, OriginalRule
+from kbr import ImportanceWeightedRule, KernelBayesFilter, MovingFilter, OriginalRule
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.filters.kernel.run import run_filter, run_smoother
 from kbr.core.filters.refined.filter import RefinedFilter
@@ -96,6 +96,15 @@ def test_refining_says_where_its_tensors_are_made():
     with NoDefaultDevice():
         made = RefinedFilter(base=KernelBayesFilter(scales=(1.0,), lams=(1e-3, 1e-2)), steps=2)
         made.fit(DATA.x_train, DATA.z_train).filter(DATA.x_test)
+
+
+def test_moving_filters_say_where_their_tensors_are_made(tmp_path):
+    with NoDefaultDevice():
+        filt = MovingFilter(n_particles=20, outliers=0.01, velocity=True)
+        filt.fit(DATA.x_train, DATA.z_train).filter(DATA.x_test)
+        filt.forecast(filt.step(filt.init(), DATA.x_test[0]), steps=2)
+        filt.save(tmp_path / "filter.ckpt")
+        MovingFilter.load(tmp_path / "filter.ckpt").to("cpu").filter(DATA.x_test)
 
 
 def moved(value: object) -> object:

@@ -21,13 +21,14 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:You are using `torch.load` with `weights_only=False`",
     "ignore:`lr_scheduler.step..` before",
 )
-MODELS = ["iw", "iw_nn", "iw_refined", "lstm", "gru"]
+MODELS = ["iw", "iw_nn", "iw_refined", "moving", "lstm", "gru"]
 FEW = ["model.filter.epochs=2", "model.filter.val_every=2"]
 SMALL = {
     "vectors": ["encoder=mlp", "encoder.hidden=[16]", "encoder.n_features=8"],
     "frames": ["encoder=cnn", "encoder.channels=4", "encoder.n_maps=4", "encoder.hidden=16"],
 }
 QUICK = ["model.scales=[1.0]", "model.lams=[0.01]"]
+MOVING = ["model.filter.n_particles=100", "model.filter.inflate=1.0", "model.filter.temper=1.0"]
 GRIDS = ["+model.filter.scales=[0.5]", "+model.filter.lams=[0.01]", "model.filter.n_fourier=64"]
 NEW = drives(["q", "r"], seed=1001, rows=40)
 SHUFFLED = ["note", "bearing", "speed", "t", "loud", "run", "yaw", "faint"]
@@ -66,6 +67,7 @@ def trained(desk, request):
         keys += ["data.circular=[yaw]"]
     small = [*FEW, *SMALL[kind]] if model in ("iw_nn", "lstm", "gru") else QUICK
     small = [*small, "model.steps=2"] if model == "iw_refined" else small
+    small = MOVING if model == "moving" else small
     small = [*small, "model.compare_raw=false", *GRIDS] if model == "iw_nn" else small
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kbr.app.run.train.run_figures", lambda *_, **__: [], raising=False)

@@ -75,7 +75,16 @@ def test_a_quick_walk(root, tmp_path):
 
 @pytest.mark.slow
 def test_all_recordings_and_models(root, tmp_path):
-    models = ["iw", "iw_refined", "iw_nn", "lstm", "knn", "kernel_ridge", "kalman_regression"]
+    models = [
+        "iw",
+        "iw_refined",
+        "moving",
+        "iw_nn",
+        "lstm",
+        "knn",
+        "kernel_ridge",
+        "kalman_regression",
+    ]
     _, folder = sweep(root, tmp_path, f"model={','.join(models)}")
     check_tables(folder, DATA, models)
 

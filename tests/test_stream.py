@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kbr
-from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter
+from kbr import ImportanceWeightedRule, KbrError, KernelBayesFilter, MovingFilter
 from kbr.app.streaming.command import Options, main, parse, stream
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.filters.refined.filter import RefinedFilter
@@ -290,7 +290,7 @@ def learned(folder, kind):
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
-@pytest.mark.parametrize("kind", ["kernel", "refined", "learned", *RECURRENT])
+@pytest.mark.parametrize("kind", ["kernel", "refined", "moving", "learned", *RECURRENT])
 def test_state_carries_the_belief_over(saved, tmp_path, kind):
     base = {"rule": RULE, "eta": 1e-4, "scales": (1.0,)}
     if kind == "kernel":
@@ -299,6 +299,9 @@ def test_state_carries_the_belief_over(saved, tmp_path, kind):
         run = tmp_path / "refined.ckpt"
         made = RefinedFilter(base=KernelBayesFilter(**base), steps=1)
         made.fit(DATA.x_train, DATA.z_train).save(run)
+    elif kind == "moving":
+        run = tmp_path / "moving.ckpt"
+        MovingFilter(n_particles=50, temper=1.0).fit(DATA.x_train, DATA.z_train).save(run)
     else:
         run = learned(tmp_path / "run", kind)
     rows = [
@@ -324,7 +327,7 @@ def test_state_carries_the_belief_over(saved, tmp_path, kind):
         checkpoint.save(state, wrong)
         with pytest.raises(KbrError, match="damaged"):
             stream(Options(**paths, state=str(state)))
-    belief = content["belief"]
+    belief = content["belief"].get("cloud", content["belief"])
     name = next(n for n, v in belief.items() if torch.is_tensor(v) and v.is_floating_point())
     belief[name] = belief[name] * torch.nan
     checkpoint.save(state, content)

@@ -277,6 +277,20 @@ class ParticleFilter:
 
 
 @dataclass
+class MovingFilter:
+    n_particles: Count
+    sensing: Literal["auto", "shows", "tells"]
+    temper: Annotated[float, Range(0, 1, open="low")] | Auto
+    inflate: Positive | Auto
+    outliers: Annotated[float, Range(0, 0.5, open="low")] | Auto
+    jitter: Annotated[float, Range(0, 10)] | Auto
+    restart: Annotated[float, Range(0, 1, open="high")]
+    velocity: bool | Auto
+    standardize: bool
+    seed: Seed
+
+
+@dataclass
 class TrainedFilter:
     encoder: Node
     epochs: Count
@@ -315,6 +329,15 @@ class ReadoutFilter(TrainedFilter):
     history: Count | Auto
     velocity: bool | Auto
     engine: EngineName
+
+
+@dataclass
+class MovingReadoutFilter(TrainedFilter):
+    lam: Positive
+    batch: Count | None
+    chunk: Count
+    n_particles: Count
+    velocity: bool | Auto
 
 
 @dataclass
@@ -504,8 +527,10 @@ TARGETS: dict[str, type] = {
     "kbr.ImportanceWeightedRule": Rule,
     "kbr.OriginalRule": OriginalRule,
     "kbr.ParticleFilter": ParticleFilter,
+    "kbr.core.filters.moving.filter.MovingFilter": MovingFilter,
     "kbr.training.filters.learned.LearnedFilter": LearnedFilter,
     "kbr.training.filters.readout.ReadoutFilter": ReadoutFilter,
+    "kbr.training.filters.moving_readout.MovingReadoutFilter": MovingReadoutFilter,
     "kbr.training.filters.lstm.LSTMFilter": LSTMFilter,
     "kbr.training.filters.gru.GRUFilter": StateFilter,
     "kbr.training.filters.lru.LRUFilter": LRUFilter,

@@ -1,6 +1,6 @@
 """A belief between two calls: saved with the identity of its filter, and read back only for it."""
 
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,23 @@ def read_belief(filt: Any, path: Path, identity: str) -> Belief:
     if not isinstance(saved, dict) or not _fits(start, saved):
         raise KbrError(f"{path} is damaged: it holds no belief of finite numbers. Remove it.")
     sequence, time = saved["place"]
-    return replace(start, **{**saved, "place": (sequence, time)})
+    clouds = {name: replace(getattr(start, name), **saved[name]) for name in _clouds(start)}
+    return replace(start, **{**saved, **clouds, "place": (sequence, time)})
 
 
 def _content(belief: Belief) -> dict[str, Any]:
     """What the filter does not have itself."""
     names = [each.name for each in fields(belief) if each.name not in FILTERS]
-    return {**{name: getattr(belief, name) for name in names}, "place": list(belief.place)}
+    found = {name: getattr(belief, name) for name in names}
+    for name in _clouds(belief):
+        found[name] = {each.name: getattr(found[name], each.name) for each in fields(found[name])}
+    return {**found, "place": list(belief.place)}
+
+
+def _clouds(belief: Belief) -> list[str]:
+    """Fields that hold points with weights: as many as there are at a step."""
+    names = [each.name for each in fields(belief) if each.name not in FILTERS]
+    return [name for name in names if is_dataclass(getattr(belief, name))]
 
 
 def _fits(start: Belief, saved: dict[str, Any]) -> bool:
@@ -53,6 +63,10 @@ def _fits(start: Belief, saved: dict[str, Any]) -> bool:
         return False
     for name in expected.keys() - {"place", "steps"}:
         value, first = saved[name], expected[name]
+        if isinstance(first, dict):
+            if not _is_cloud(value, first):
+                return False
+            continue
         if value is None and (first is None or name == "stretch"):
             continue
         if not isinstance(value, Tensor):
@@ -62,3 +76,16 @@ def _fits(start: Belief, saved: dict[str, Any]) -> bool:
         if isinstance(first, Tensor) and (value.shape, value.dtype) != (first.shape, first.dtype):
             return False
     return True
+
+
+def _is_cloud(value: Any, first: dict[str, Tensor]) -> bool:
+    """Whether these are finite numbers of so many points, each like those of `first`."""
+    if not isinstance(value, dict) or value.keys() != first.keys():
+        return False
+    parts = [(value[name], first[name]) for name in first]
+    if not all(isinstance(now, Tensor) and now.ndim == then.ndim for now, then in parts):
+        return False
+    alike = all((n.shape[1:], n.dtype) == (t.shape[1:], t.dtype) for n, t in parts)
+    counts = {len(now) for now, _ in parts}
+    finite = all(bool(now.isfinite().all()) for now, _ in parts)
+    return alike and finite and len(counts) == 1 and counts != {0}

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from kbr.core.filters.classical.particle import ladder_ancestors
 
+NOTHING = -1e6  # logarithm of a weight that is zero
+
 
 @dataclass(frozen=True, eq=False)
 class Cloud:
@@ -16,6 +18,13 @@ class Cloud:
 
     points: Float[Tensor, "*s m dz"]
     log_weights: Float[Tensor, "*s m"]
+
+    @classmethod
+    def weighted(
+        cls, points: Float[Tensor, "*s m dz"], log_weights: Float[Tensor, "*s m"]
+    ) -> "Cloud":
+        """With weights that need not sum to one; what is zero has a finite logarithm, for files."""
+        return cls(points, log_weights.log_softmax(-1).clamp_min(NOTHING))
 
     @cached_property
     def weights(self) -> Float[Tensor, "*s m"]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,25 @@ from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.filters.base import TrainableFilter, never
 from kbr.core.filters.belief import Answering, Belief, Moments
-from kbr.core.filters.kernel.choosing.validation import MINIMUM_STEPS
 from kbr.core.filters.kernel.storing.storage import calibration_from
 from kbr.core.filters.lifting import best, lifted
 from kbr.core.filters.moving.cloud import Cloud
-from kbr.core.filters.moving.fitting import AUTO, SENSINGS, Learner, Wanted
+from kbr.core.filters.moving.fitting import AUTO, FEWEST, SENSINGS, Learner, Wanted
 from kbr.core.filters.moving.measuring import measured
-from kbr.core.filters.moving.model import MovingModel
+from kbr.core.filters.moving.model import LIMITS, MovingModel
 from kbr.core.filters.moving.sensing import Tells
 from kbr.core.filters.moving.smooth_map import MOST
 from kbr.core.filters.result import FilterResult
 from kbr.core.filters.training_data import TrainingData
-from kbr.core.inputs import check_sizes
 from kbr.core.io import checkpoint
 from kbr.core.io.memory import tensor_bytes
 from kbr.core.showing.plotting import array
-from kbr.core.uncertainty.calibration import Calibration, next_horizon
+from kbr.core.uncertainty.calibration import Calibration, horizons_of, next_horizon
 from kbr.core.units.units import Units
 
 KIND = "kbr.moving_filter"  # of checkpoints with such filters
 NUMBERS = ("n", "sequences", "rates", "jitter", "val_mse")  # that a file keeps
+DAMAGE = (LookupError, TypeError, AttributeError, AssertionError, RuntimeError)  # of a file
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,13 +114,16 @@ class MovingFilter(TrainableFilter):
     takes_sensors = True
 
     def __post_init__(self) -> None:
-        check_sizes(n_particles=self.n_particles)
+        for name, least in (("n_particles", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise KbrError(
+                    f"{name} must be a whole number, at least {least}; got {value!r}. Set {name}."
+                )
         if self.sensing not in (AUTO, *SENSINGS):
             known = ", ".join((AUTO, *SENSINGS))
             raise KbrError(f"sensing must be one of {known}; got {self.sensing!r}. Set sensing.")
-        limits = {"temper": (0.0, 1.0), "inflate": (0.0, torch.inf), "outliers": (0.0, 0.5)}
-        limits["jitter"] = (0.0, 10.0)
-        for name, (low, high) in limits.items():
+        for name, (low, high) in {**LIMITS, "jitter": (0.0, 10.0)}.items():
             value = getattr(self, name)
             good = _is_number(value) and low <= value <= high and (value > low or name == "jitter")
             if value != AUTO and not good:
@@ -247,9 +250,9 @@ class MovingFilter(TrainableFilter):
 
     def learn(self, data: TrainingData, *, progress: Any = None, **rows: Any) -> "MovingFilter":
         """Fit to sequences in inner coordinates; `rows` says what a network has seen: `Learner`."""
-        if len(data.z) < MINIMUM_STEPS:
+        if len(data.z) < FEWEST:
             raise KbrError(
-                f"the filter needs at least {MINIMUM_STEPS} training steps to hold some out; got "
+                f"the filter needs at least {FEWEST} training steps to hold some out; got "
                 f"{len(data.z)}. Raise n_train."
             )
         choice = Learner(data, self._wanted(), **rows).choose(progress)
@@ -272,6 +275,8 @@ class MovingFilter(TrainableFilter):
             raise KbrError(
                 f"x must have shape [*, T, {', '.join(map(str, self.shape))}]; got {list(x.shape)}."
             )
+        if not lead[-1]:
+            raise KbrError("a sequence of observations needs at least one step; got none.")
         rows = x.reshape(*lead, -1).to(self.model.start)
         return self.model.filtered(rows, u[0].to(rows) if u else None)
 
@@ -298,7 +303,9 @@ class MovingFilter(TrainableFilter):
                 f"{list(prior.points.shape)}."
             )
         weights = prior.weights.to(start).clamp_min(0)
-        return Cloud(scaling.apply(prior.points.to(start)), (weights / weights.sum()).log())
+        if prior.weights.ndim != 1 or not bool(weights.sum() > 0):
+            raise KbrError("the prior needs a weight above zero for some of its points.")
+        return Cloud.weighted(scaling.apply(prior.points.to(start)), weights.log())
 
     def _stepped(self, belief: MovingBelief, x: Tensor, *u: Tensor) -> MovingBelief:
         fitted = self._get()
@@ -400,9 +407,27 @@ class MovingFilter(TrainableFilter):
                 float(state["jitter"]),
                 float(state["val_mse"]),
             )
-        except (LookupError, TypeError, AttributeError, ValueError, AssertionError) as error:
+            made._check(state["model"])
+        except KbrError:
+            raise
+        except (*DAMAGE, ValueError) as error:
             raise KbrError(f"the file holds no moving filter ({error!r}). Fit it again.") from error
         return made
+
+    def _check(self, record: dict[str, Any]) -> None:
+        """Of a file: an error unless a step can be taken, and its answer is finite."""
+        fitted = self._get()
+        model = fitted.model
+        row = model.start.new_zeros(prod(fitted.shape))
+        for group, reach in zip(model.columns, model.reaches, strict=True):
+            row[list(group)] = reach.anchors[0]
+        u = row.new_zeros(2, model.controls) if model.controls else None
+        result = self._answer(model.filtered(row.expand(2, -1), u), horizons_of)
+        latents = result.mean.shape[-1] + sum(fitted.units.z.circular) + fitted.rates
+        nan = any(bool(numbers.isnan().any()) for numbers in _tensors(record))
+        finite = bool(result.mean.isfinite().all() and result.cov.isfinite().all())
+        if nan or not finite or latents != model.start.shape[-1]:
+            raise KbrError("the file's numbers are not all finite, or do not fit. Train again.")
 
     def _get(self) -> _Fitted:
         if self._fitted is None:
@@ -422,7 +447,7 @@ def trial_state(content: dict[str, Any], trial: int) -> dict[str, Any]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _source(setting: Any) -> str:

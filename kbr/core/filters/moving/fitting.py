@@ -1,9 +1,10 @@
 """From training sequences to a model: regressions by leave-one-out, the rest by held-out steps."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 import torch
 
@@ -39,7 +40,7 @@ STEPS = 600  # held-out steps of a long recording
 BLOCKS, FEW_BLOCKS = 6, 3  # that these lie in, and of one of less than twice as many rows
 MANY = 64  # columns of x above which only what they tell is learned
 STARTS = 2000  # training latents that are kept, evenly spaced
-FEWEST = 10  # training rows that a sensor must be there in
+FEWEST = 10  # training rows, and those that a sensor must be there in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,44 +114,58 @@ class Learner:
     def reaches(self) -> tuple[Reach, ...]:
         """How far from the training rows an observation may be, for each group of columns."""
         block, found = held_out_block(self.data.lengths), []
-        for group in map(list, self.columns):
+        sensors = self.data.sensors
+        names = ("x",) if sensors is None else sensors.names
+        for name, group in zip(names, map(list, self.columns), strict=True):
             rows = self.data.observed[:, group].double()
             there = rows.isfinite().all(-1)
             if int(there.sum()) < FEWEST:
                 raise KbrError(
-                    f"a sensor needs at least {FEWEST} training rows in which it is there; columns "
-                    f"{group} of x have {int(there.sum())}. Leave it out of x, or add rows."
+                    f"a sensor needs at least {FEWEST} training rows in which it is there; "
+                    f"'{name}' has {int(there.sum())}. Leave it out of x, or add rows."
                 )
             new = torch.zeros_like(there)
             new[block.start : block.stop] = True
             before, after = rows[there & ~new], rows[there & new]
+            if not len(before):  # it came late: nothing says how far from others a row may lie
+                before, after = after, before
             found.append(reach_of(torch.cat([before, after]), after, len(before)))
         return tuple(found)
 
-    def model(
-        self,
-        rest: Sequences,
-        kind: Kind,
-        *,
-        known: MovingModel | None = None,
-        dynamics: SmoothMap | None = None,
-        sensing: Sensing | None = None,
-    ) -> MovingModel:
-        """Fitted to these rows; regressions have the settings of a `known` model's, if given."""
-        sort, jitter = kind
-        starts = torch.linspace(0, len(rest.z) - 1, min(len(rest.z), STARTS)).round().long()
-        used = (None, None) if known is None else (known.dynamics.choice, choices_of(known.sensing))
-        return MovingModel(
-            dynamics or self.dynamics(rest, jitter, used[0]),
-            sensing or self.sensing(rest, sort, used[1]),
-            rest.z[starts.to(rest.z.device)].double(),
-            self.columns,
-            self.reaches,
-            Tempering(),
-            self.wanted.particles,
-            self.wanted.restart,
-            self.wanted.seed,
-        )
+    def models(
+        self, rest: Sequences, known: Mapping[Kind, MovingModel] | None = None
+    ) -> dict[Kind, MovingModel]:
+        """Fitted to these rows, for each way to learn dynamics and sensor.
+
+        Regressions have the settings of `known` models', if given.
+        """
+        n, device = len(rest.z), rest.z.device
+        starts = torch.linspace(0, n - 1, min(n, STARTS), device=device).round().long()
+        reaches, before = self.reaches, known or {}  # first: this refuses sensors never there
+        kinds = list(product(self.sensings(), self.wanted.options()["jitter"]))
+        found: dict[Kind, MovingModel] = {}
+        moves: dict[float, SmoothMap] = {}
+        sensed: dict[str, Sensing] = {}
+        for kind in kinds:
+            sort, jitter = kind
+            old = before.get(kind)
+            if jitter not in moves:
+                choice = None if old is None else old.dynamics.choice
+                moves[jitter] = self.dynamics(rest, jitter, choice)
+            if sort not in sensed:
+                sensed[sort] = self.sensing(rest, sort, None if old is None else old.sensing)
+            found[kind] = MovingModel(
+                moves[jitter],
+                sensed[sort],
+                rest.z[starts].double(),
+                self.columns,
+                reaches,
+                Tempering(),
+                self.wanted.particles,
+                self.wanted.restart,
+                self.wanted.seed,
+            )
+        return found
 
     def dynamics(self, rest: Sequences, jitter: float, choice: MapChoice | None) -> SmoothMap:
         """Math: z_t - z_t-1 as a function of (z_t-1, u_t); with jitter j, also of z_t-1 + j sd e.
@@ -173,26 +188,14 @@ class Learner:
         moved = [part.repeat_interleave(2, 0) for part in more]
         return SmoothMap.fit(torch.cat([begun, *moved], -1), ended - begun, plain.choice)
 
-    def sensing(self, rest: Sequences, kind: str, choices: Sequence[MapChoice] | None) -> Sensing:
+    def sensing(self, rest: Sequences, kind: str, known: Sensing | None) -> Sensing:
         first = self.seen if self.fresh else 0
         x, z = rest.observed[first:].double(), rest.z[first:].double()
         if kind == Shows.kind:
-            return Shows.fit(x, z, self.columns, choices)
-        return Tells.fit(x, z, z.shape[-1] - rest.rates, choices[0] if choices else None)
-
-    @cached_property
-    def whole(self) -> dict[Kind, MovingModel]:
-        """Models of all rows, one for each way to learn dynamics and sensor."""
-        jitters = self.wanted.options()["jitter"]
-        moves = {jitter: self.dynamics(self.data, jitter, None) for jitter in jitters}
-        sensed = {kind: self.sensing(self.data, kind, None) for kind in self.sensings()}
-        return {
-            (kind, jitter): self.model(
-                self.data, (kind, jitter), dynamics=moves[jitter], sensing=sensed[kind]
-            )
-            for kind in sensed
-            for jitter in moves
-        }
+            maps = known.maps if isinstance(known, Shows) else None
+            return Shows.fit(x, z, self.columns, maps)
+        told = known.map if isinstance(known, Tells) else None
+        return Tells.fit(x, z, z.shape[-1] - rest.rates, None if told is None else told.choice)
 
     @cached_property
     def blocks(self) -> list[tuple[range, list[Piece]]]:
@@ -206,32 +209,43 @@ class Learner:
             found.append((block, excerpts(self.data, block, steps, [0.5])))
         return found
 
-    def parts(self, kind: Kind) -> list[Part]:
-        """Each block with a model of the other rows, whose regressions have known settings."""
-        known = self.whole[kind]
-        return [
-            Part(block, self.model(self.data.outside(block), kind, known=known), pieces)
-            for block, pieces in self.blocks
-        ]
+    @cached_property
+    def whole(self) -> dict[Kind, MovingModel]:
+        """Models of all rows."""
+        return self.models(self.data)
+
+    @cached_property
+    def parts(self) -> dict[Kind, list[Part]]:
+        """Each block with models of the other rows, whose regressions have known settings."""
+        found: dict[Kind, list[Part]] = {kind: [] for kind in self.whole}
+        for block, pieces in self.blocks:
+            for kind, model in self.models(self.data.outside(block), self.whole).items():
+                found[kind].append(Part(block, model, pieces))
+        return found
 
     def choose(self, progress: Progress | None = None) -> Choice:
-        """One setting after the other, by the filter's error on rows that its maps do not know."""
-        options, parts = self.wanted.options(), {kind: self.parts(kind) for kind in self.whole}
+        """By the filter's error on rows that its maps do not know.
+
+        First the kind and the power of the likelihood together, as one may mend the other's
+        faults; then one setting after the other.
+        """
+        options, parts = self.wanted.options(), self.parts
         kind, least = next(iter(parts)), math.inf
         kept = {name: values[0] for name, values in options.items() if name != "jitter"}
         tempering = Tempering(**kept)
         steps = sum(piece.z.shape[-2] for _, pieces in self.blocks for piece in pieces)
         gain = GAIN * (VALIDATION_STEPS / steps) ** 0.5
-        trials: list[tuple[Kind | None, dict[str, float]]] = [(one, {}) for one in parts]
-        trials += [(None, {name: v}) for name in kept for v in options[name][1:]]
+        trials: list[tuple[Kind | None, dict[str, float]]] = [
+            (one, {"temper": v}) for one in parts for v in options["temper"]
+        ]
+        trials += [(None, {name: v}) for name in ("inflate", "outliers") for v in options[name][1:]]
         for one, change in trials if progress is None else progress(trials):
             trial, changed = one or kind, replace(tempering, **change)
             error = held_out_error(parts[trial], changed, self.data.rates)
             if error < (1 - gain) * least:
                 kind, tempering, least = trial, changed, error
-        model = self.whole[kind].tempered(tempering)
         tried = [replace(part, model=part.model.tempered(tempering)) for part in parts[kind]]
-        return Choice(model, tried, kind[1], least)
+        return Choice(self.whole[kind].tempered(tempering), tried, kind[1], least)
 
 
 def held_out_error(parts: Iterable[Part], tempering: Tempering, rates: int) -> float:
@@ -246,11 +260,3 @@ def held_out_error(parts: Iterable[Part], tempering: Tempering, rates: int) -> f
             total += float(error.square().sum())
             steps += len(error)
     return total / max(steps, 1)
-
-
-def choices_of(sensing: Sensing) -> tuple[MapChoice, ...]:
-    """Settings of the regressions in it."""
-    if isinstance(sensing, Shows):
-        return tuple(one.choice for one in sensing.maps)
-    assert isinstance(sensing, Tells)
-    return (sensing.map.choice,)

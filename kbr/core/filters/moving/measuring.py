@@ -60,7 +60,7 @@ def filter_rows(model: MovingModel, pieces: list[Piece]) -> Rows:
             add(h, cloud.moments(), truth[at], inside)
         if steps >= WAKING:
             starts = _evenly(0, steps - WAKING, STARTS)
-            window = starts.unsqueeze(-1) + torch.arange(WAKING)
+            window = starts.unsqueeze(-1) + torch.arange(WAKING, device="cpu")
             result = few.filtered(x[window], None if u is None else u[window])
             for k in range(WAKING):
                 now = (result.mean[:, k], result.cov[:, k])

@@ -16,10 +16,13 @@ from kbr.core.filters.moving.cloud import Cloud, Draws
 from kbr.core.filters.moving.sensing import Sensing, sensing_of
 from kbr.core.filters.moving.smooth_map import SmoothMap
 from kbr.core.filters.result import FilterResult
+from kbr.core.linalg import or_one
 
 Rows = Float[Tensor, "*s t dx"]
 Controls = Float[Tensor, "*s t du"]
 Flags = Bool[Tensor, "*s g"]
+BEYOND = 1.0  # ranges of a latent that it may leave its own by
+LIMITS = {"temper": (0.0, 1.0), "inflate": (0.0, math.inf), "outliers": (0.0, 0.5)}  # above, up to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,7 @@ class MovingModel:
           w_j ~ (1 - o) p(x_t | z~_j)^temper + o p_0(x_t), o the share of outliers, p_0 the mean of
           the likelihood over the training latents. The predicted points have the prior weight
           1 - `restart`; with the rest, some of the training latents' own posterior are added.
+          Points far beyond the training latents are begun anew, as dynamics may explode there.
     Ref:  Gordon et al. 1993; Ko and Fox 2009 (particle filters with learned models); Sun et al.
           2022 (kernel filters whose support moves).
 
@@ -87,7 +91,24 @@ class MovingModel:
             inputs = torch.cat([points, moves], -1)
         way, sd = self.dynamics(inputs)
         noise = draws.normal @ self.dynamics.root.mT
-        return Cloud.even(points + way + self.tempering.inflate * sd * noise)
+        return Cloud.even(self._inside(points + way + self.tempering.inflate * sd * noise))
+
+    def _inside(self, points: Float[Tensor, "*s m dz"]) -> Float[Tensor, "*s m dz"]:
+        """Points that have gone beyond all that was learned, where dynamics may explode, restart.
+
+        They do so at training latents, as a track that is lost.
+        """
+        low, high, home = self.bounds
+        gone = ((points < low) | (points > high)).any(-1, keepdim=True)
+        return torch.where(gone, home, points) if bool(gone.any()) else points
+
+    @cached_property
+    def bounds(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ends of the latents' range with BEYOND ranges on both sides, and a latent a point."""
+        low, high = self.start.amin(0), self.start.amax(0)
+        margin = BEYOND * or_one(high - low)
+        rows = torch.arange(self.particles, device=self.start.device) * len(self.start)
+        return low - margin, high + margin, self.start[rows // self.particles]
 
     def updated(
         self, cloud: Cloud, x: Float[Tensor, "*s dx"], there: Flags, draws: Draws
@@ -111,7 +132,7 @@ class MovingModel:
         after = torch.where(
             (there.any(-1) & likely.isfinite().squeeze(-1)).unsqueeze(-1), after, kept
         )
-        return Cloud(torch.cat([points, fresh], -2), after.log_softmax(-1)), seen
+        return Cloud.weighted(torch.cat([points, fresh], -2), after), seen
 
     def _told(self, x: Float[Tensor, "*s dx"], at: Any, there: Flags) -> Float[Tensor, "*s m"]:
         """The logarithm of the tempered likelihood."""
@@ -208,6 +229,18 @@ class MovingModel:
             float(record["restart"]),
             int(record["seed"]),
         )
-        if not bool(made.start.isfinite().all() and made.dynamics.kernel.isfinite().all()):
-            raise KbrError("the file's numbers are not all finite. Train again.")
+        made.check()
         return made
+
+    def check(self) -> None:
+        """Of numbers from a file: an error where they are none of a model."""
+        chosen = vars(self.tempering)
+        good = all(low < chosen[k] <= high for k, (low, high) in LIMITS.items())
+        good = good and chosen["inflate"] < math.inf and 0 <= self.restart < 1
+        maps = getattr(self.sensing, "maps", ())
+        wide = [len(group) for group in self.columns]
+        good = good and wide == [one.anchors.shape[-1] for one in self.reaches]
+        good = good and (not maps or wide == [len(one.root) for one in maps])
+        good = good and getattr(self.sensing, "columns", self.columns) == self.columns
+        if not good:
+            raise KbrError("the file's parts do not fit together. Train again.")

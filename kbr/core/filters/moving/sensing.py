@@ -7,13 +7,16 @@ takes p(z | x) over a flat prior for the likelihood.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from kbr.core.errors import KbrError
 from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap
+
+FEW = 10  # rows below which a map of others is kept
 
 Row = Float[Tensor, "*s dx"]
 Points = Float[Tensor, "*s m dz"]
@@ -22,6 +25,7 @@ Densities = Float[Tensor, "*s m"]
 Shown = tuple[Tensor, Tensor]  # mean and standard deviations [*s m k] of a group
 
 
+@runtime_checkable
 class Sensing(Protocol):
     kind: ClassVar[str]
 
@@ -50,13 +54,18 @@ class Shows:
         x: Float[Tensor, "n dx"],
         z: Float[Tensor, "n dz"],
         columns: Sequence[Sequence[int]],
-        choices: Sequence[MapChoice] | None = None,
+        known: Sequence[SmoothMap] | None = None,
     ) -> "Shows":
+        """With the settings of `known` maps, if given; a group that is hardly there has its own."""
         maps = []
         for k, group in enumerate(columns):
             seen = x[:, list(group)]
             there = seen.isfinite().all(-1)
-            maps.append(SmoothMap.fit(z[there], seen[there], choices[k] if choices else None))
+            if known is not None and int(there.sum()) < FEW:
+                maps.append(known[k])
+                continue
+            choice = None if known is None else known[k].choice
+            maps.append(SmoothMap.fit(z[there], seen[there], choice))
         return cls(tuple(map(tuple, columns)), tuple(maps))
 
     def at(self, z: Points, there: There | None = None) -> dict[int, Shown]:
@@ -100,10 +109,10 @@ class Tells:
         there = x.isfinite().all(-1)
         return cls(latents, SmoothMap.fit(x[there], z[there, :latents], choice))
 
-    def at(self, z: Points, there: There | None = None) -> Points:
+    def at(self, z: Points, there: There | None = None) -> Float[Tensor, "*s m k"]:
         return z[..., : self.latents]
 
-    def log_density(self, x: Row, at: Points, there: There) -> Densities:
+    def log_density(self, x: Row, at: Float[Tensor, "*#s m k"], there: There) -> Densities:
         present = there.all(-1, keepdim=True)
         mean, sd = (part.unsqueeze(-2) for part in self.map(torch.where(present, x, 0.0)))
         density = log_density((at - mean) / sd, sd, self.map.root)
@@ -117,7 +126,7 @@ class Tells:
 
 
 def log_density(
-    error: Float[Tensor, "*s m k"], sd: Float[Tensor, "*s _ k"], root: Float[Tensor, "k k"]
+    error: Float[Tensor, "*s m k"], sd: Float[Tensor, "*#s _ k"], root: Float[Tensor, "k k"]
 ) -> Densities:
     """Gaussian, of errors over their sd.
 
@@ -133,5 +142,7 @@ def sensing_of(record: dict[str, Any]) -> Sensing:
     """The inverse of `record`."""
     if record["kind"] == Tells.kind:
         return Tells(int(record["latents"]), SmoothMap.from_record(record["map"]))
+    if record["kind"] != Shows.kind:
+        raise KbrError(f"the file's sensor is of a kind {record['kind']!r}. Train again.")
     columns = tuple(tuple(int(k) for k in some) for some in record["columns"])
     return Shows(columns, tuple(SmoothMap.from_record(one) for one in record["maps"]))

@@ -18,7 +18,7 @@ RIDGES = tuple(10 ** (k / 2) for k in range(-18, 3))  # to try, where targets ha
 TOLERANCE = 1e-10  # of the landmarks' factor
 RANK = 600  # landmarks at most
 AMONG = 1500  # evenly spaced rows among which landmarks are found
-CHOOSING = 3000  # evenly spaced rows that the bandwidth is chosen by
+CHOOSING = 1500  # evenly spaced rows that the bandwidth is chosen by
 MOST = 40_000  # evenly spaced rows that are fitted
 PAYS, COST = 0.01, 8.0  # nats a row, and in all, by which uneven errors must be likelier
 LEAST = 1e-6  # of the targets' variance: no error is taken for smaller
@@ -88,7 +88,7 @@ class SmoothMap:
         a, target = _evenly(a.double(), MOST), _evenly(target.double(), MOST)
         if len(a) < 2:
             raise KbrError(f"a regression needs at least 2 rows; got {len(a)}. Raise n_train.")
-        centre, spread = a.mean(0), or_one(a.std(0, correction=0))
+        centre, spread = a.mean(0), _spread(a)
         inputs = (a - centre) / spread
         if choice is None:
             few, shown = (_evenly(part, CHOOSING) for part in (inputs, target))
@@ -122,8 +122,9 @@ class _Ridge:
           (t_i - fit_i) / (1 - h_i),  h_i = sum_j (F U)_ij^2 / (e_j + lam) / n.
     """
 
-    target: Float[Tensor, "n k"]  # variance one
-    size: Float[Tensor, "k"]  # their standard deviations before
+    target: Float[Tensor, "n k"]  # mean zero and variance one: no ridge shrinks an offset
+    middle: Float[Tensor, "k"]  # their means and standard deviations before
+    size: Float[Tensor, "k"]
     bandwidth: Float[Tensor, ""]
     landmarks: Float[Tensor, "m d"]
     whiten: Float[Tensor, "m m"]
@@ -140,9 +141,9 @@ class _Ridge:
         psi = kernel(a, landmarks) @ whiten
         features = torch.cat([torch.ones_like(a[:, :1]), a, psi], -1)
         values, vectors = torch.linalg.eigh(features.mT @ features / len(a))
-        size = or_one(target.std(0, correction=0))
-        width = torch.as_tensor(kernel.bandwidth).to(a)
-        kinds = (target / size, size, width, landmarks, whiten)
+        middle, size = target.mean(0), _spread(target)
+        width = torch.as_tensor(kernel.bandwidth, dtype=a.dtype, device=a.device)
+        kinds = ((target - middle) / size, middle, size, width, landmarks, whiten)
         return cls(*kinds, values.clamp_min(0), vectors, features @ vectors)
 
     def _left_out(self, target: Tensor, ridge: float) -> Float[Tensor, "n k"]:
@@ -178,7 +179,8 @@ class _Ridge:
         )
         factor = (errors / told.exp()).mean(0)
         gain = (errors.mean(0).clamp_min(LEAST).log() - told.mean(0) - factor.log()) / 2
-        return torch.where(gain > PAYS + COST / len(errors), chosen, torch.inf)
+        uneven = (gain > PAYS + COST / len(errors)) & (errors.mean(0) > LEAST)
+        return torch.where(uneven, chosen, torch.inf)
 
     def fitted(self, centre: Tensor, spread: Tensor, choice: MapChoice) -> SmoothMap:
         errors = self.errors(choice.ridges)
@@ -197,7 +199,7 @@ class _Ridge:
         root = ridge_cholesky(second, ridge=LEAST, name="errors of a regression")
         size = 2 * self.size.log()
         table = torch.cat([parts[0] * self.size, parts[1]], -1)
-        table[0] += torch.cat([torch.zeros_like(shift), shift + size])
+        table[0] += torch.cat([self.middle, shift + size])
         d = len(centre)
         return SmoothMap(
             centre,
@@ -217,6 +219,12 @@ class _Ridge:
         over = 1 / (self.values.unsqueeze(-1) + ridges)
         solved: Tensor = self.vectors @ (over * (self.rows.mT @ target) / len(target))
         return solved
+
+
+def _spread(rows: Float[Tensor, "n k"]) -> Float[Tensor, "k"]:
+    """Standard deviations; one of what is constant, whose own is rounding."""
+    constant = rows.amax(0) == rows.amin(0)
+    return torch.where(constant, 1.0, or_one(rows.std(0, correction=0)))
 
 
 def _logs(squares: Tensor) -> Tensor:
