@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 import torch
+from bumps import turning
 
 from kbr import load_filter
-from kbr.core.datasets.dynamics import Rotation
 from kbr.core.errors import KbrError
 from kbr.training import MLP, MovingReadoutFilter
 
@@ -16,18 +16,9 @@ QUIET = {"enable_progress_bar": False, "logger": False}
 OFFSET = 1e6
 
 
-def seen(z, generator):
-    """Twelve numbers that tell a position with noise."""
-    places = torch.linspace(-1.5, 1.5, 6, dtype=torch.float64)
-    noisy = z + 0.3 * torch.randn(z.shape, generator=generator, dtype=z.dtype)
-    return torch.exp(-(noisy.unsqueeze(-1) - places).square() / 0.3).flatten(-2)
-
-
 @pytest.fixture(scope="module")
 def data():
-    generator = torch.Generator().manual_seed(1000)
-    z = Rotation(sigma_z=0.1).latents(60, generator, (8,))
-    return seen(z, generator), z
+    return turning()
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +60,7 @@ def test_what_was_saved_answers_the_same(fitted, data, tmp_path):
         assert again.chosen == fitted.chosen
 
 
-def test_sensor_of_an_overfitted_network_is_learned_from_frames_it_has_not_seen(data):
+def test_sensor_of_an_overfitted_network_is_learned_from_frames_it_has_not_seen():
     """Frames of pure noise are learned by heart: seen ones tell z, others do not."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(5, 60, 12, generator=generator, dtype=torch.float64)

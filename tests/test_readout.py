@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from bumps import seen, turning
 
 from kbr.core.datasets.dynamics import Rotation
 from kbr.core.errors import KbrError
@@ -18,18 +19,9 @@ ENCODER = partial(MLP, n_features=8, hidden=(32,))
 QUIET = {"enable_progress_bar": False, "logger": False}
 
 
-def seen(z, generator):
-    """Twelve numbers that tell a position with noise."""
-    places = torch.linspace(-1.5, 1.5, 6, dtype=torch.float64)
-    noisy = z + 0.3 * torch.randn(z.shape, generator=generator, dtype=z.dtype)
-    return torch.exp(-(noisy.unsqueeze(-1) - places).square() / 0.3).flatten(-2)
-
-
 @pytest.fixture(scope="module")
 def data():
-    generator = torch.Generator().manual_seed(1000)
-    z = Rotation(sigma_z=0.1).latents(60, generator, (8,))
-    return seen(z, generator), z
+    return turning()
 
 
 @pytest.fixture(scope="module")

@@ -128,7 +128,8 @@ class MovingFilter(TrainableFilter):
             good = _is_number(value) and low <= value <= high and (value > low or name == "jitter")
             if value != AUTO and not good:
                 raise KbrError(
-                    f"{name} must be 'auto' or a number above {low:g}"
+                    f"{name} must be 'auto' or a number {'from' if name == 'jitter' else 'above'} "
+                    f"{low:g}"
                     f"{'' if high == torch.inf else f', at most {high:g}'}; got {value!r}. "
                     f"Set {name}."
                 )

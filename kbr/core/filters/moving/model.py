@@ -124,14 +124,13 @@ class MovingModel:
         wrong = mass + math.log(share)
         after = cloud.log_weights + torch.logaddexp(told + math.log1p(-share), wrong)
         likely = after.logsumexp(-1, keepdim=True)
-        seen = seen & (wrong - likely < math.log(0.5)).squeeze(-1) & likely.isfinite().squeeze(-1)
+        usable = seen & likely.isfinite().squeeze(-1)
+        seen = usable & (wrong - likely < math.log(0.5)).squeeze(-1)
         fresh, lost = self._restarted(begun, mass, draws)
         none = torch.full_like(lost, -torch.inf)
         kept = torch.cat([cloud.log_weights, none], -1)
         after = torch.cat([after + math.log1p(-self.restart), lost], -1)
-        after = torch.where(
-            (there.any(-1) & likely.isfinite().squeeze(-1)).unsqueeze(-1), after, kept
-        )
+        after = torch.where(usable.unsqueeze(-1), after, kept)
         return Cloud.weighted(torch.cat([points, fresh], -2), after), seen
 
     def _told(self, x: Float[Tensor, "*s dx"], at: Any, there: Flags) -> Float[Tensor, "*s m"]:
@@ -159,16 +158,12 @@ class MovingModel:
             flags.append(there & reach(flat).reshape(there.shape))
         return torch.stack(flags, -1)
 
-    def steps(
-        self, x: Rows, u: Controls | None, cloud: Cloud | None = None
-    ) -> Iterator[tuple[Cloud, Bool[Tensor, "*s"]]]:
+    def steps(self, x: Rows, u: Controls | None) -> Iterator[tuple[Cloud, Bool[Tensor, "*s"]]]:
         """Beliefs after each observation of sequences of one length, from their start."""
-        there = self.known(x)
+        there, cloud = self.known(x), self.begin(*x.shape[:-2])
         for t in range(x.shape[-2]):
             draws = self.draws(t)
-            if cloud is None:
-                cloud = self.begin(*x.shape[:-2])
-            else:
+            if t:
                 cloud = self.predicted(cloud, None if u is None else u[..., t, :], draws)
             cloud, seen = self.updated(cloud, x[..., t, :], there[..., t, :], draws)
             yield cloud, seen
