@@ -18,6 +18,7 @@ from test_sensors import robot
 from kbr import Embedding, KalmanFilter, KbrError, MovingFilter, load_filter
 from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.filters.moving.cloud import Cloud
+from kbr.core.filters.moving.doubt import Doubt
 from kbr.core.filters.moving.fitting import Learner, Wanted
 from kbr.core.filters.moving.sensing import Shows
 from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap
@@ -122,6 +123,7 @@ def linear_map(matrix, cov):
         2 * sd.log(),
         2 * sd.log(),
         torch.linalg.cholesky(cov / torch.outer(sd, sd)),
+        Doubt(like.new_zeros(d + 2, d + 2), like.new_zeros(d + 2, k), like.new_zeros(k)),
         MapChoice(1.0, like.new_ones(k), like.new_full((k,), torch.inf)),
     )
 

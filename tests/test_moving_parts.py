@@ -1,6 +1,7 @@
 """What the moving filter is made of: regressions, densities and clouds, against plain numpy."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from kbr import KbrError
 from kbr.core.filters.moving.cloud import Cloud, Draws
+from kbr.core.filters.moving.doubt import FEW, Doubt
 from kbr.core.filters.moving.sensing import Shows, Tells, log_density
 from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap, _Ridge
 
@@ -21,6 +23,12 @@ def normal(*shape, seed):
 
 def close(found, expected, atol=1e-6):
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def sure(made):
+    """The map without doubts of its function: errors alone."""
+    known = {name: torch.zeros_like(part) for name, part in vars(made.doubt).items()}
+    return replace(made, doubt=Doubt(**known))
 
 
 class TestSmoothMap:
@@ -77,7 +85,7 @@ class TestSmoothMap:
         a, t = self.problem()
         made, inner = SmoothMap.fit(a, t, self.choice()), (a - a.mean(0)) / a.std(0, correction=0)
         missed = _Ridge.of(inner, t, self.SCALE).errors(self.RIDGES) * t.std(0, correction=0)
-        sd = made(a)[1]
+        sd = sure(made)(a)[1]
         close(sd, missed.square().mean(0).sqrt().expand_as(sd))
         white = missed / sd
         close(made.root @ made.root.mT, white.mT @ white / len(a), 1e-5)
@@ -91,9 +99,44 @@ class TestSmoothMap:
         mean, sd = made(at)
         assert ((sd / (0.2 * (0.6 * at).exp())).log().abs() < math.log(1.25)).all()
         assert (mean - at.sin()).abs().max() < 0.15
-        far = made(torch.tensor([[1e3]], dtype=torch.float64))[1]
-        assert far <= made(a)[1].max() * (1 + 1e-9)
-        assert far > 0
+        certain, away = sure(made), torch.tensor([[1e3]], dtype=torch.float64)
+        assert 0 < certain(away)[1] <= certain(a)[1].max() * (1 + 1e-9)
+
+    def test_doubt_is_the_variance_of_a_gaussian_process(self):
+        a, t = self.problem()
+        made, query = SmoothMap.fit(a, t, self.choice()), 2 * normal(15, 2, seed=3)
+        rows, n, at = a.numpy(), len(a), query.numpy()
+        inside, across = self.gram(rows, rows, rows), self.gram(at, rows, rows)
+        own, scale = np.diag(self.gram(at, at, rows)), t.std(0, correction=0).numpy()
+        found = made(query)[1].square() - sure(made)(query)[1].square()
+        for k, ridge in enumerate(self.RIDGES):
+            target = (t[:, k] - t[:, k].mean()).numpy() / scale[k]
+            noisy = inside + n * ridge * np.eye(n)
+            tau2 = target @ np.linalg.solve(noisy, target) / n
+            left = own - (across * np.linalg.solve(noisy, across.T).T).sum(-1)
+            np.testing.assert_allclose(found[:, k].numpy(), scale[k] ** 2 * tau2 * left, rtol=1e-5)
+
+    def test_it_is_wider_where_nothing_was_learned_and_holds_the_truth_there(self):
+        a = torch.cat([torch.linspace(-3, -1, 150), torch.linspace(1, 3, 150)]).double()
+        made = SmoothMap.fit(
+            a.unsqueeze(-1), (4 * a).sin().unsqueeze(-1) + 0.05 * normal(300, 1, seed=8)
+        )
+        gap = torch.linspace(-0.9, 0.9, 50, dtype=torch.float64).unsqueeze(-1)
+        mean, sd = made(gap)
+        assert sd[20:30].min() > 3 * made(a.unsqueeze(-1))[1].median()
+        assert float(((mean - (4 * gap).sin()).abs() < 2 * sd).double().mean()) > 0.9
+        assert sure(made)(gap)[1].max() < 0.1
+
+    def test_points_of_a_cloud_doubt_as_the_nearest_that_is_asked(self):
+        a, t = self.problem(100)
+        made = SmoothMap.fit(a, t)
+        few = 3 * normal(4, FEW, 2, seed=9)
+        close(made(few, cloud=True)[1], made(few)[1], 1e-12)
+        centre = 3 * normal(4, 1, 2, seed=10)
+        many = centre + 0.02 * normal(4, 500, 2, seed=11)
+        ratio = made(many, cloud=True)[1] / made(many)[1]
+        assert ratio.log().abs().max() < 0.1
+        close(made(many, cloud=True)[0], made(many)[0], 1e-12)
 
     def test_even_errors_stay_even(self):
         a = 2 * normal(600, 1, seed=5)

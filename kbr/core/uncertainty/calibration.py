@@ -144,20 +144,22 @@ def calibrate(
     *,
     away: Sequence[Tensor] | None = None,
     places: Float[Tensor, "*b p d"] | None = None,
+    blends: Sequence[float] = BLENDS,
 ) -> Calibration:
     """Fit the calibration to beliefs at held-out steps and the truth there: a part a horizon.
 
     Horizons without a single held-out step are left out. `away` [*b t] of each part is how far the
-    means are from all `places` that the filter knew; with both, errors may grow with it.
+    means are from all `places` that the filter knew; with both, errors may grow with it. The blend
+    of each horizon is the likeliest of `blends`.
     """
     every = [None] * len(parts) if away is None else away
     trials = None if places is None else doublings(places)
     kept = [
-        (h, _row(*part, far, trials))
+        (h, _row(*part, far, trials, blends))
         for h, part, far in zip(horizons, parts, every, strict=True)
         if part[0].shape[-2]
     ]
-    blends, errors, distances, doubling, squares = zip(*(row for _, row in kept), strict=True)
+    blended, errors, distances, doubling, squares = zip(*(row for _, row in kept), strict=True)
     counts = tuple(row.shape[-1] for row in distances)
     reach = torch.arange(max(counts), device=errors[0].device)
     rows = [
@@ -167,7 +169,7 @@ def calibrate(
     return Calibration(
         errors[0].new_tensor([float(h) for h, _ in kept]),
         counts,
-        torch.stack(blends, -1),
+        torch.stack(blended, -1),
         torch.stack(errors, -3),
         torch.stack(rows, -2),
         None if places is None else Growth(places, torch.stack(doubling, -1)),
@@ -190,6 +192,7 @@ def _row(
     z: Float[Tensor, "*b t dz"],
     away: Float[Tensor, "*b t"] | None,
     trials: Float[Tensor, "k *b"] | None,
+    blends: Sequence[float],
 ) -> Row:
     """Blend, V, distances, doubling of the growth and mean square errors of one horizon."""
     error, doubling = z - mean, torch.full_like(mean[..., 0, 0], torch.inf)
@@ -200,7 +203,7 @@ def _row(
         grown = growth_of(away, doubling.unsqueeze(-1))
         even = error / grown.sqrt().unsqueeze(-1)
     errors = widened(even.mT @ even / even.shape[-2])
-    a = z.new_tensor(BLENDS).reshape(-1, *(1,) * cov.ndim)
+    a = z.new_tensor(blends).reshape(-1, *(1,) * cov.ndim)
     mixed = (1 - a) * cov + a * grown[..., None, None] * errors.unsqueeze(-3)
     distance = squared_mahalanobis(mean.expand(mixed.shape[:-1]), mixed, z.expand(mixed.shape[:-1]))
     spread = distance.mean(-1).clamp_min(torch.finfo(z.dtype).tiny).log()
@@ -209,7 +212,7 @@ def _row(
     best = likelihood.nan_to_num(nan=-torch.inf).argmax(0)
     index = best[None, ..., None].expand(1, *distance.shape[1:])
     chosen = distance.gather(0, index).squeeze(0)
-    return z.new_tensor(BLENDS)[best], errors, chosen, doubling, squares
+    return z.new_tensor(blends)[best], errors, chosen, doubling, squares
 
 
 def next_horizon(horizon: Tensor, evidence: Tensor) -> Tensor:

@@ -181,7 +181,7 @@ class MovingFilter(TrainableFilter):
 
     @property
     def val_mse(self) -> float:
-        """The error at held-out steps that settings were chosen by, of standardised latents."""
+        """The squared error at held-out steps, of standardised latents."""
         return self._get().val_mse
 
     @property
@@ -260,7 +260,7 @@ class MovingFilter(TrainableFilter):
         self._fitted = _Fitted(
             choice.model,
             data.units,
-            measured(data, choice.parts, data.units.z),
+            measured(choice.parts, data.units.z),
             data.shape,
             len(data.z),
             len(data.lengths),

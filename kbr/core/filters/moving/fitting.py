@@ -26,6 +26,7 @@ from kbr.core.filters.sequences import (
     lengths_outside,
     split,
 )
+from kbr.core.uncertainty.regions import squared_mahalanobis, widened
 
 TEMPERS = (1.0, 0.5, 0.25, 0.1)
 INFLATIONS = (1.0, 2.0, 4.0)
@@ -34,7 +35,7 @@ JITTERS = (0.0, 0.5)
 SENSINGS = (Shows.kind, Tells.kind)
 AUTO = "auto"
 Kind = tuple[str, float]  # of the sensor, and the jitter of the dynamics
-GAIN = 0.05  # share of the error on 200 steps that another setting must take away
+GAIN = 0.05  # by which another setting's score must be lower, on 200 steps
 TRIED = 200  # points while settings are compared
 STEPS = 600  # held-out steps of a long recording
 BLOCKS, FEW_BLOCKS = 6, 3  # that these lie in, and of one of less than twice as many rows
@@ -73,7 +74,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The best model, its parts, and its error on held-out rows of standardised latents."""
+    """The best model, its parts, and its squared error at held-out steps, latents standardised."""
 
     model: MovingModel
     parts: list[Part]
@@ -224,13 +225,13 @@ class Learner:
         return found
 
     def choose(self, progress: Progress | None = None) -> Choice:
-        """By the filter's error on rows that its maps do not know.
+        """By how likely the filter's beliefs make the truth at rows that its maps do not know.
 
         First the kind and the power of the likelihood together, as one may mend the other's
         faults; then one setting after the other.
         """
         options, parts = self.wanted.options(), self.parts
-        kind, least = next(iter(parts)), math.inf
+        kind, least = next(iter(parts)), HeldOut(math.inf, math.inf)
         kept = {name: values[0] for name, values in options.items() if name != "jitter"}
         tempering = Tempering(**kept)
         steps = sum(piece.z.shape[-2] for _, pieces in self.blocks for piece in pieces)
@@ -241,22 +242,37 @@ class Learner:
         trials += [(None, {name: v}) for name in ("inflate", "outliers") for v in options[name][1:]]
         for one, change in trials if progress is None else progress(trials):
             trial, changed = one or kind, replace(tempering, **change)
-            error = held_out_error(parts[trial], changed, self.data.rates)
-            if error < (1 - gain) * least:
-                kind, tempering, least = trial, changed, error
+            found = held_out(parts[trial], changed, self.data.rates)
+            if found.score < least.score - gain:
+                kind, tempering, least = trial, changed, found
         tried = [replace(part, model=part.model.tempered(tempering)) for part in parts[kind]]
-        return Choice(self.whole[kind].tempered(tempering), tried, kind[1], least)
+        return Choice(self.whole[kind].tempered(tempering), tried, kind[1], least.mse)
 
 
-def held_out_error(parts: Iterable[Part], tempering: Tempering, rates: int) -> float:
-    """Mean squared error of the answered latents, once a filter has found the track."""
-    total, steps = 0.0, 0
+@dataclass(frozen=True)
+class HeldOut:
+    """How good beliefs of the answered latents are, once a filter has found the track.
+
+    score   mean of (log det C + e'C^-1 e) / dz: low where the truth is likely, so where errors e
+            are small and covariances C, before calibration, fit them;
+    mse     the mean squared error.
+    """
+
+    score: float
+    mse: float
+
+
+def held_out(parts: Iterable[Part], tempering: Tempering, rates: int) -> HeldOut:
+    """Of models with this tempering and fewer points, each on its own block."""
+    scores, squares = [], []
     for part in parts:
         model = part.model.tempered(tempering, particles=min(TRIED, part.model.particles))
         for piece in part.pieces:
             x, u = split(piece.x, model.controls)
             kept, lead = piece.z.shape[-1] - rates, min(LEAD, len(piece.z) // 2)
-            error = (model.filtered(x, u).mean - piece.z)[lead:, :kept]
-            total += float(error.square().sum())
-            steps += len(error)
-    return total / max(steps, 1)
+            result, truth = model.filtered(x, u), piece.z[lead:, :kept].double()
+            mean, cov = result.mean[lead:, :kept], result.cov[lead:, :kept, :kept]
+            volume = torch.linalg.slogdet(widened(cov)).logabsdet
+            scores.append((volume + squared_mahalanobis(mean, cov, truth)) / kept)
+            squares.append((mean - truth).square().sum(-1))
+    return HeldOut(*(float(torch.cat(part).mean()) for part in (scores, squares)))

@@ -9,9 +9,8 @@ from kbr.core.filters.kernel.choosing.held_out import Rows, calibration_of
 from kbr.core.filters.moving.cloud import Cloud
 from kbr.core.filters.moving.fitting import Part
 from kbr.core.filters.moving.model import MovingModel
-from kbr.core.filters.sequences import Piece, Sequences, outside, split
-from kbr.core.uncertainty.calibration import LONGEST, WAKING, Calibration
-from kbr.core.uncertainty.growth import places_of
+from kbr.core.filters.sequences import Piece, split
+from kbr.core.uncertainty.calibration import BLENDS, LONGEST, WAKING, Calibration
 from kbr.core.units.scaling import Scaling
 
 FORECASTS = 20  # beliefs of a block that are predicted on
@@ -19,14 +18,14 @@ STARTS = 10  # rows of a block at which a filter is started anew
 POINTS = 200  # at most, of predictions and new starts
 
 
-def measured(data: Sequences, parts: Sequence[Part], scaling: Scaling) -> Calibration:
-    """From blocks of the recording, each filtered by a model of the other rows."""
-    answered = data.z[..., : data.z.shape[-1] - data.rates]
-    several = [
-        (filter_rows(part.model, part.pieces), places_of(outside(answered, part.block)))
-        for part in parts
-    ]
-    return calibration_of(scaling, several, places_of(answered))
+def measured(parts: Sequence[Part], scaling: Scaling) -> Calibration:
+    """From blocks of the recording, each filtered by a model of the other rows.
+
+    A cloud's covariance tells new places by itself, and those of the held-out blocks are mostly
+    known: it is multiplied by what these blocks need, and hardly blended with their errors.
+    """
+    several = [(filter_rows(part.model, part.pieces), None) for part in parts]
+    return calibration_of(scaling, several, None, BLENDS[:1])
 
 
 def filter_rows(model: MovingModel, pieces: list[Piece]) -> Rows:

@@ -71,7 +71,7 @@ class Shows:
     def at(self, z: Points, there: There | None = None) -> dict[int, Shown]:
         groups = range(len(self.maps))
         needed = groups if there is None else [k for k in groups if bool(there[..., k].any())]
-        return {k: self.maps[k](z) for k in needed}
+        return {k: self.maps[k](z, cloud=there is not None) for k in needed}
 
     def log_density(self, x: Row, at: dict[int, Shown], there: There) -> Densities:
         total: Any = 0.0

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.features import PivotedCholesky
+from kbr.core.filters.moving.doubt import Doubt
 from kbr.core.kernels import Gaussian
 from kbr.core.linalg import or_one, ridge_cholesky
 
@@ -61,17 +62,23 @@ class SmoothMap:
     low: Float[Tensor, "k"]  # logarithms of variances stay within what training showed
     high: Float[Tensor, "k"]
     root: Float[Tensor, "k k"]
+    doubt: Doubt
     choice: MapChoice
 
-    def __call__(self, a: Inputs) -> tuple[Columns, Columns]:
+    def __call__(self, a: Inputs, *, cloud: bool = False) -> tuple[Columns, Columns]:
+        """Means and standard deviations; those of a `cloud` [*s m d] with less work."""
         flat = ((a - self.centre) / self.spread).reshape(-1, a.shape[-1])
         near = flat / self.bandwidth
         bell = near @ self.landmarks.mT
         bell -= near.square().sum(-1, keepdim=True) / 2
         bell -= self.landmarks.square().sum(-1) / 2
-        told = torch.addmm(self.offset, flat, self.linear) + bell.clamp_(max=0).exp_() @ self.kernel
+        bell = bell.clamp_(max=0).exp_()
+        told = torch.addmm(self.offset, flat, self.linear) + bell @ self.kernel
         mean, log_variance = told.reshape(*a.shape[:-1], -1).chunk(2, -1)
-        return mean, (log_variance.clamp(self.low, self.high) / 2).exp()
+        variance = log_variance.clamp(self.low, self.high).exp()
+        doubt = self.doubt.of_cloud if cloud else self.doubt
+        inputs, bells = (part.reshape(*a.shape[:-1], -1) for part in (flat, bell))
+        return mean, (variance + doubt(inputs, bells)).sqrt()
 
     @property
     def rank(self) -> int:
@@ -103,15 +110,18 @@ class SmoothMap:
     def to(self, device: str | torch.device) -> "SmoothMap":
         moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
         ridges, spreads = (part.to(device) for part in (self.choice.ridges, self.choice.spreads))
-        return replace(self, **moved, choice=MapChoice(self.choice.scale, ridges, spreads))
+        choice = MapChoice(self.choice.scale, ridges, spreads)
+        return replace(self, **moved, doubt=self.doubt.to(device), choice=choice)
 
     def record(self) -> dict[str, Any]:
         """Plain values and tensors, for a file."""
-        return {**vars(self), "choice": dict(vars(self.choice))}
+        parts = {"doubt": dict(vars(self.doubt)), "choice": dict(vars(self.choice))}
+        return {**vars(self), **parts}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "SmoothMap":
-        return cls(**{**record, "choice": MapChoice(**record["choice"])})
+        parts = {"doubt": Doubt(**record["doubt"]), "choice": MapChoice(**record["choice"])}
+        return cls(**{**record, **parts})
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,8 +222,19 @@ class _Ridge:
             told.amin(0) + size,
             told.amax(0) + size,
             root,
+            self.doubt(choice.ridges),
             choice,
         )
+
+    def doubt(self, ridges: Float[Tensor, "k"]) -> Doubt:
+        """Of the fit with these ridges, in the targets' own units."""
+        n, linear = len(self.target), self.vectors.shape[0] - len(self.landmarks)
+        over = 1 / (self.values.unsqueeze(-1) + ridges)
+        told = (over * (self.rows.mT @ self.target).square()).sum(0) / n
+        energy = (self.target.square().sum(0) - told).clamp_min(0) / (n * ridges)
+        amplitude = energy / n * self.size.square()
+        rotation = torch.cat([self.vectors[:linear], self.whiten @ self.vectors[linear:]])
+        return Doubt(rotation, amplitude * ridges * over, amplitude)
 
     def _solved(self, target: Tensor, ridges: Tensor) -> Float[Tensor, "p k"]:
         over = 1 / (self.values.unsqueeze(-1) + ridges)

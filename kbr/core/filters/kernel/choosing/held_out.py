@@ -38,6 +38,7 @@ from kbr.core.filters.sequences import (
     split,
 )
 from kbr.core.uncertainty.calibration import (
+    BLENDS,
     LONGEST,
     WAKING,
     Calibration,
@@ -222,11 +223,14 @@ def _calibrated(fitted: Fitted, several: Sequence[tuple[Rows, Tensor | None]]) -
 
 
 def calibration_of(
-    scaling: Scaling, several: Sequence[tuple[Rows, Tensor | None]], places: Tensor | None
+    scaling: Scaling,
+    several: Sequence[tuple[Rows, Tensor | None]],
+    places: Tensor | None,
+    blends: Sequence[float] = BLENDS,
 ) -> Calibration:
     """The calibration of all blocks together, each with the places that were known there.
 
-    `places` are those that the filter of all rows knows.
+    `places` are those that the filter of all rows knows; `blends` as in `calibrate`.
     """
     horizons = sorted({h for rows, _ in several for h in rows})
     joined, away = [], []
@@ -242,8 +246,8 @@ def calibration_of(
         joined.append((torch.cat(mean, -2), torch.cat(cov, -3), torch.cat(z, -2)))
         away += [torch.cat(far, -1)] if far else []
     if not away:
-        return calibrate(joined, horizons)
-    return calibrate(joined, horizons, away=away, places=places)
+        return calibrate(joined, horizons, blends=blends)
+    return calibrate(joined, horizons, away=away, places=places, blends=blends)
 
 
 def _starts(rows: Float[Tensor, "*b t c"], most: int) -> Float[Tensor, "*b s w c"]:
