@@ -11,7 +11,7 @@ from kbr import KbrError
 from kbr.core.filters.moving.cloud import Cloud, Draws
 from kbr.core.filters.moving.doubt import FEW, Doubt
 from kbr.core.filters.moving.sensing import Shows, Tells, log_density
-from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap, _Ridge
+from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap, _Ridge, block_of
 
 NAN = torch.nan
 
@@ -67,19 +67,21 @@ class TestSmoothMap:
                 made(query)[0][:, k].numpy(), middle + across @ weights, atol=1e-7
             )
 
-    def test_left_out_errors_are_those_of_refits(self):
-        a, t = self.problem()
-        rows, n = a.numpy(), len(a)
+    @pytest.mark.parametrize(("n", "size"), [(9, 1), (40, 4), (43, 4)])
+    def test_left_out_errors_are_those_of_refits_without_the_block(self, n, size):
+        a, t = self.problem(n)
+        rows = a.numpy()
+        assert block_of(n) == size
         inner = (a - a.mean(0)) / a.std(0, correction=0)
         found = _Ridge.of(inner, t, self.SCALE).errors(self.RIDGES).numpy()
         targets = ((t - t.mean(0)) / t.std(0, correction=0)).numpy()
         gram = self.gram(rows, rows, rows)
         for k, ridge in enumerate(self.RIDGES):
-            for i in range(n):
-                rest = np.delete(np.arange(n), i)
-                left = gram[np.ix_(rest, rest)] + n * ridge * np.eye(n - 1)
-                told = gram[i, rest] @ np.linalg.solve(left, targets[rest, k])
-                assert found[i, k] == pytest.approx(targets[i, k] - told, abs=1e-7)
+            for block in np.split(np.arange(n), np.arange(size, n, size)):
+                rest = np.delete(np.arange(n), block)
+                left = gram[np.ix_(rest, rest)] + n * ridge * np.eye(len(rest))
+                told = gram[np.ix_(block, rest)] @ np.linalg.solve(left, targets[rest, k])
+                np.testing.assert_allclose(found[block, k], targets[block, k] - told, atol=1e-7)
 
     def test_even_errors_have_the_size_and_the_covariance_of_left_out_ones(self):
         a, t = self.problem()
@@ -117,15 +119,19 @@ class TestSmoothMap:
             np.testing.assert_allclose(found[:, k].numpy(), scale[k] ** 2 * tau2 * left, rtol=1e-5)
 
     def test_it_is_wider_where_nothing_was_learned_and_holds_the_truth_there(self):
-        a = torch.cat([torch.linspace(-3, -1, 150), torch.linspace(1, 3, 150)]).double()
-        made = SmoothMap.fit(
-            a.unsqueeze(-1), (4 * a).sin().unsqueeze(-1) + 0.05 * normal(300, 1, seed=8)
-        )
-        gap = torch.linspace(-0.9, 0.9, 50, dtype=torch.float64).unsqueeze(-1)
-        mean, sd = made(gap)
-        assert sd[20:30].min() > 3 * made(a.unsqueeze(-1))[1].median()
-        assert float(((mean - (4 * gap).sin()).abs() < 2 * sd).double().mean()) > 0.9
-        assert sure(made)(gap)[1].max() < 0.1
+        rows = 4 * torch.rand(600, 2, generator=torch.Generator().manual_seed(8)).double() - 2
+        inside = rows[(rows - 0.5).norm(dim=-1) > 0.8]  # but for a hole
+
+        def wave(at):
+            return (3 * at[:, :1]).sin() * (2 * at[:, 1:]).cos()
+
+        made = SmoothMap.fit(inside, wave(inside) + 0.05 * normal(len(inside), 1, seed=9))
+        hole = 0.5 + 0.2 * normal(200, 2, seed=10)
+        mean, sd = made(hole)
+        assert sd.median() > 1.5 * made(inside)[1].median()
+        assert float(((mean - wave(hole)).abs() < 2 * sd).double().mean()) > 0.9
+        narrow = sure(made)(hole)[1]
+        assert float(((mean - wave(hole)).abs() < 2 * narrow).double().mean()) < 0.8
 
     def test_points_of_a_cloud_doubt_as_the_nearest_that_is_asked(self):
         a, t = self.problem(100)

@@ -23,6 +23,7 @@ from kbr.core.uncertainty.regions import (
     Ellipsoid,
     Mean,
     chi2_quantile,
+    chi2_quantiles,
     squared_mahalanobis,
     widened,
 )
@@ -107,6 +108,18 @@ class Calibration:
         """The rows of the horizons nearest to these times."""
         middles = (self.horizons[1:] + self.horizons[:-1]) / 2
         return torch.bucketize(since.to(middles), middles)
+
+    def never_narrower(self) -> "Calibration":
+        """With no region smaller than that of the Gaussian with the blended covariance.
+
+        Held-out steps lie between known ones: where they are easier than what a filter believes,
+        steps to come may not be.
+        """
+        counts = torch.tensor(self.counts, device=self.scores.device).unsqueeze(-1)
+        ranks = torch.arange(1, self.scores.shape[-1] + 1, device=self.scores.device)
+        levels = torch.minimum(ranks, counts).to(self.scores) / (counts + 1)
+        least = chi2_quantiles(levels, self.errors.shape[-1])
+        return replace(self, scores=torch.maximum(self.scores, least))
 
     def to(self, device: str | torch.device) -> "Calibration":
         return self._changed(lambda part: part.to(device), "horizons")

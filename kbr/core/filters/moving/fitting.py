@@ -1,4 +1,4 @@
-"""From training sequences to a model: regressions by leave-one-out, the rest by held-out steps."""
+"""From training sequences to a model: regressions by blocks left out, the rest by held-out rows."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +36,7 @@ SENSINGS = (Shows.kind, Tells.kind)
 AUTO = "auto"
 Kind = tuple[str, float]  # of the sensor, and the jitter of the dynamics
 GAIN = 0.05  # by which another setting's score must be lower, on 200 steps
+DOF = 4.0  # of the t distribution that beliefs are scored by
 TRIED = 200  # points while settings are compared
 STEPS = 600  # held-out steps of a long recording
 BLOCKS, FEW_BLOCKS = 6, 3  # that these lie in, and of one of less than twice as many rows
@@ -253,8 +254,9 @@ class Learner:
 class HeldOut:
     """How good beliefs of the answered latents are, once a filter has found the track.
 
-    score   mean of (log det C + e'C^-1 e) / dz: low where the truth is likely, so where errors e
-            are small and covariances C, before calibration, fit them;
+    score   low where errors e are small and covariances C, before calibration, fit them: mean of
+            (log det C + (v + dz) log(1 + e'C^-1 e / v)) / dz, of a Student's t with v degrees of
+            freedom, so that a few steps of a lost track do not decide;
     mse     the mean squared error.
     """
 
@@ -273,6 +275,7 @@ def held_out(parts: Iterable[Part], tempering: Tempering, rates: int) -> HeldOut
             result, truth = model.filtered(x, u), piece.z[lead:, :kept].double()
             mean, cov = result.mean[lead:, :kept], result.cov[lead:, :kept, :kept]
             volume = torch.linalg.slogdet(widened(cov)).logabsdet
-            scores.append((volume + squared_mahalanobis(mean, cov, truth)) / kept)
+            far = squared_mahalanobis(mean, cov, truth)
+            scores.append((volume + (DOF + kept) * torch.log1p(far / DOF)) / kept)
             squares.append((mean - truth).square().sum(-1))
     return HeldOut(*(float(torch.cat(part).mean()) for part in (scores, squares)))

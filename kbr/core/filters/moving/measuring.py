@@ -21,11 +21,12 @@ POINTS = 200  # at most, of predictions and new starts
 def measured(parts: Sequence[Part], scaling: Scaling) -> Calibration:
     """From blocks of the recording, each filtered by a model of the other rows.
 
-    A cloud's covariance tells new places by itself, and those of the held-out blocks are mostly
-    known: it is multiplied by what these blocks need, and hardly blended with their errors.
+    A cloud's covariance tells new places by itself, while those of held-out blocks are mostly
+    known: it is widened by what these blocks need, never narrowed, and hardly blended with their
+    errors.
     """
     several = [(filter_rows(part.model, part.pieces), None) for part in parts]
-    return calibration_of(scaling, several, None, BLENDS[:1])
+    return calibration_of(scaling, several, None, BLENDS[:1]).never_narrower()
 
 
 def filter_rows(model: MovingModel, pieces: list[Piece]) -> Rows:

@@ -20,6 +20,7 @@ TOLERANCE = 1e-10  # of the landmarks' factor
 RANK = 600  # landmarks at most
 AMONG = 1500  # evenly spaced rows among which landmarks are found
 CHOOSING = 1500  # evenly spaced rows that the bandwidth is chosen by
+TOGETHER, FOLDS = 50, 10  # rows at most that are left out together, and at least so many times
 MOST = 40_000  # evenly spaced rows that are fitted
 PAYS, COST = 0.01, 8.0  # nats a row, and in all, by which uneven errors must be likelier
 LEAST = 1e-6  # of the targets' variance: no error is taken for smaller
@@ -44,9 +45,9 @@ class SmoothMap:
 
     Math: f(a) = c + B'a + sum_l beta_l exp(-|a - p_l|^2 / (2 h^2)), a standardised, p_l landmarks
           by pivoted Cholesky; ridge regression with features (1, a, psi(a)), the ridge of each
-          column and h by the closed-form leave-one-out error. log sd(a)^2 has the same form, fitted
-          to the logarithms of squared leave-one-out errors where that makes them likelier. Errors
-          over their sd have the covariance C = `root` root'.
+          column and h by closed-form errors of blocks left out. log sd(a)^2 has the same form,
+          fitted to the logarithms of these errors' squares where that makes them likelier, and the
+          doubt of f is added to it. Errors over their sd have the covariance C = `root` root'.
     Ref:  Kanagawa et al. 2018 (ridge regression and conditional mean embeddings).
 
     Beyond the training inputs the kernel part fades and the linear part goes on.
@@ -128,8 +129,11 @@ class SmoothMap:
 class _Ridge:
     """Features of training rows, rotated so that every ridge costs a product.
 
-    Math: F'F / n = U diag(e) U'; fit = F U (e + lam)^-1 U'F't / n; leave-one-out error of row i:
-          (t_i - fit_i) / (1 - h_i),  h_i = sum_j (F U)_ij^2 / (e_j + lam) / n.
+    Math: F'F / n = U diag(e) U'; fit = F U (e + lam)^-1 U'F't / n = H t; errors of a block of rows
+          by the fit without them: (I - H_bb)^-1 (t_b - fit_b).
+
+    Rows that follow each other are left out together: their errors are alike, so that of a single
+    row its neighbours would tell.
     """
 
     target: Float[Tensor, "n k"]  # mean zero and variance one: no ridge shrinks an offset
@@ -157,10 +161,16 @@ class _Ridge:
         return cls(*kinds, values.clamp_min(0), vectors, features @ vectors)
 
     def _left_out(self, target: Tensor, ridge: float) -> Float[Tensor, "n k"]:
-        over = 1 / (self.values + ridge)
-        told = self.rows @ (over.unsqueeze(-1) * (self.rows.mT @ target)) / len(target)
-        own = (self.rows.square() @ over) / len(target)
-        return (target - told) / (1 - own).clamp_min(1e-9).unsqueeze(-1)
+        n, over = len(target), 1 / (self.values + ridge)
+        told = self.rows @ (over.unsqueeze(-1) * (self.rows.mT @ target)) / n
+        missed, rooted = target - told, self.rows * (over / n).sqrt()
+        size = block_of(n)
+        even = n - n % size
+        blocks = [part[:even].unflatten(0, (-1, size)) for part in (rooted, missed)]
+        found = [_without(*blocks)]
+        if even < n:
+            found.append(_without(rooted[None, even:], missed[None, even:]))
+        return torch.cat(found)
 
     def choose(self, target: Tensor | None = None) -> tuple[Float[Tensor, "k"], float]:
         """The best ridge of each column, and the sum of the logarithms of their errors."""
@@ -171,7 +181,7 @@ class _Ridge:
         return chosen, float(least.clamp_min(LEAST).log().sum())
 
     def errors(self, ridges: Sequence[float] | Tensor) -> Float[Tensor, "n k"]:
-        """Leave-one-out errors with a ridge for each column."""
+        """Errors of blocks left out, with a ridge for each column."""
         each = [self._left_out(self.target[:, k : k + 1], float(r)) for k, r in enumerate(ridges)]
         return torch.cat(each, -1)
 
@@ -240,6 +250,21 @@ class _Ridge:
         over = 1 / (self.values.unsqueeze(-1) + ridges)
         solved: Tensor = self.vectors @ (over * (self.rows.mT @ target) / len(target))
         return solved
+
+
+def block_of(n: int) -> int:
+    """How many of n rows are left out together."""
+    return max(min(TOGETHER, n // FOLDS), 1)
+
+
+def _without(
+    rooted: Float[Tensor, "b r p"], missed: Float[Tensor, "b r k"]
+) -> Float[Tensor, "n k"]:
+    """Errors of blocks of rows by fits without them; H_bb = `rooted` rooted'."""
+    own = rooted @ rooted.mT
+    left = torch.eye(own.shape[-1], dtype=own.dtype, device=own.device) * (1 + 1e-9) - own
+    solved: Tensor = torch.linalg.solve(left, missed)
+    return solved.flatten(0, 1)
 
 
 def _spread(rows: Float[Tensor, "n k"]) -> Float[Tensor, "k"]:
