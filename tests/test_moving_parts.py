@@ -120,13 +120,13 @@ class TestSmoothMap:
 
     def test_it_is_wider_where_nothing_was_learned_and_holds_the_truth_there(self):
         rows = 4 * torch.rand(600, 2, generator=torch.Generator().manual_seed(8)).double() - 2
-        inside = rows[(rows - 0.5).norm(dim=-1) > 0.8]  # but for a hole
+        inside = rows[rows.norm(dim=-1) > 1.2]  # but for a hole
 
         def wave(at):
-            return (3 * at[:, :1]).sin() * (2 * at[:, 1:]).cos()
+            return (4 * at[:, :1]).sin() * (3 * at[:, 1:]).cos()
 
         made = SmoothMap.fit(inside, wave(inside) + 0.05 * normal(len(inside), 1, seed=9))
-        hole = 0.5 + 0.2 * normal(200, 2, seed=10)
+        hole = 0.4 * normal(200, 2, seed=10)
         mean, sd = made(hole)
         assert sd.median() > 1.5 * made(inside)[1].median()
         assert float(((mean - wave(hole)).abs() < 2 * sd).double().mean()) > 0.9

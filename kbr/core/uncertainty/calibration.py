@@ -23,7 +23,6 @@ from kbr.core.uncertainty.regions import (
     Ellipsoid,
     Mean,
     chi2_quantile,
-    chi2_quantiles,
     squared_mahalanobis,
     widened,
 )
@@ -110,16 +109,15 @@ class Calibration:
         return torch.bucketize(since.to(middles), middles)
 
     def never_narrower(self) -> "Calibration":
-        """With no region smaller than that of the Gaussian with the blended covariance.
+        """With all regions wider by one factor, so that those of ordinary steps are not narrower
+        than the filter itself believes.
 
-        Held-out steps lie between known ones: where they are easier than what a filter believes,
-        steps to come may not be.
+        Held-out steps lie between known ones: where they are easier than believed, steps to come
+        may not be.
         """
-        counts = torch.tensor(self.counts, device=self.scores.device).unsqueeze(-1)
-        ranks = torch.arange(1, self.scores.shape[-1] + 1, device=self.scores.device)
-        levels = torch.minimum(ranks, counts).to(self.scores) / (counts + 1)
-        least = chi2_quantiles(levels, self.errors.shape[-1])
-        return replace(self, scores=torch.maximum(self.scores, least))
+        ordinary = self.factor[..., self.rows(self.horizons.new_zeros(()))]
+        wider = (1 / ordinary.clamp_min(torch.finfo(ordinary.dtype).tiny)).clamp_min(1.0)
+        return replace(self, scores=self.scores * wider[..., None, None])
 
     def to(self, device: str | torch.device) -> "Calibration":
         return self._changed(lambda part: part.to(device), "horizons")
@@ -163,12 +161,12 @@ def calibrate(
 
     Horizons without a single held-out step are left out. `away` [*b t] of each part is how far the
     means are from all `places` that the filter knew; with both, errors may grow with it. The blend
-    of each horizon is the likeliest of `blends`.
+    of each horizon is the likeliest of BLENDS, at steps with evidence of `blends`.
     """
     every = [None] * len(parts) if away is None else away
     trials = None if places is None else doublings(places)
     kept = [
-        (h, _row(*part, far, trials, blends))
+        (h, _row(*part, far, trials, BLENDS if h > 0 else blends))
         for h, part, far in zip(horizons, parts, every, strict=True)
         if part[0].shape[-2]
     ]

@@ -189,18 +189,12 @@ def modes(density: Float[Tensor, "g"], grid: Float[Tensor, "g"]) -> Float[Tensor
 
 
 def chi2_quantile(level: float, dof: int) -> float:
-    """Quantile of the chi-square distribution."""
+    """Quantile of the chi-square distribution, by bisection of the incomplete gamma function."""
     check_level(level)
-    return float(chi2_quantiles(torch.tensor(level, dtype=torch.float64, device="cpu"), dof))
-
-
-def chi2_quantiles(levels: Float[Tensor, "*s"], dof: int) -> Float[Tensor, "*s"]:
-    """The same at levels between 0 and 1, by bisection of the incomplete gamma function."""
-    low = torch.zeros_like(levels)
-    high = low + dof + 20 * math.sqrt(2.0 * dof) + 200.0
-    half = torch.full_like(levels, dof / 2)
+    half = torch.tensor(dof / 2, dtype=torch.float64, device="cpu")
+    low, high = 0.0, dof + 20 * math.sqrt(2.0 * dof) + 200.0
     for _ in range(100):
         middle = (low + high) / 2
-        below = torch.special.gammainc(half, middle / 2) < levels
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        below = float(torch.special.gammainc(half, half.new_tensor(middle / 2)))
+        low, high = (middle, high) if below < level else (low, middle)
     return (low + high) / 2

@@ -22,8 +22,8 @@ def measured(parts: Sequence[Part], scaling: Scaling) -> Calibration:
     """From blocks of the recording, each filtered by a model of the other rows.
 
     A cloud's covariance tells new places by itself, while those of held-out blocks are mostly
-    known: it is widened by what these blocks need, never narrowed, and hardly blended with their
-    errors.
+    known: it is widened by what these blocks need, never narrowed, and at steps with evidence
+    hardly blended with their errors.
     """
     several = [(filter_rows(part.model, part.pieces), None) for part in parts]
     return calibration_of(scaling, several, None, BLENDS[:1]).never_narrower()

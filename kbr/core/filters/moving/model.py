@@ -89,7 +89,7 @@ class MovingModel:
         if u is not None and self.controls:
             moves = u.unsqueeze(-2).expand(*points.shape[:-1], u.shape[-1])
             inputs = torch.cat([points, moves], -1)
-        way, sd = self.dynamics(inputs, cloud=True)
+        way, sd = self.dynamics(inputs, cloud=True, doubt=False)
         noise = draws.normal @ self.dynamics.root.mT
         return Cloud.even(self._inside(points + way + self.tempering.inflate * sd * noise))
 

@@ -20,7 +20,7 @@ TOLERANCE = 1e-10  # of the landmarks' factor
 RANK = 600  # landmarks at most
 AMONG = 1500  # evenly spaced rows among which landmarks are found
 CHOOSING = 1500  # evenly spaced rows that the bandwidth is chosen by
-TOGETHER, FOLDS = 50, 10  # rows at most that are left out together, and at least so many times
+TOGETHER, FOLDS = 50, 10  # rows at most that are left out at once, and at least so many times
 MOST = 40_000  # evenly spaced rows that are fitted
 PAYS, COST = 0.01, 8.0  # nats a row, and in all, by which uneven errors must be likelier
 LEAST = 1e-6  # of the targets' variance: no error is taken for smaller
@@ -66,7 +66,9 @@ class SmoothMap:
     doubt: Doubt
     choice: MapChoice
 
-    def __call__(self, a: Inputs, *, cloud: bool = False) -> tuple[Columns, Columns]:
+    def __call__(
+        self, a: Inputs, *, cloud: bool = False, doubt: bool = True
+    ) -> tuple[Columns, Columns]:
         """Means and standard deviations; those of a `cloud` [*s m d] with less work."""
         flat = ((a - self.centre) / self.spread).reshape(-1, a.shape[-1])
         near = flat / self.bandwidth
@@ -77,9 +79,11 @@ class SmoothMap:
         told = torch.addmm(self.offset, flat, self.linear) + bell @ self.kernel
         mean, log_variance = told.reshape(*a.shape[:-1], -1).chunk(2, -1)
         variance = log_variance.clamp(self.low, self.high).exp()
-        doubt = self.doubt.of_cloud if cloud else self.doubt
-        inputs, bells = (part.reshape(*a.shape[:-1], -1) for part in (flat, bell))
-        return mean, (variance + doubt(inputs, bells)).sqrt()
+        if doubt:
+            inputs, bells = (part.reshape(*a.shape[:-1], -1) for part in (flat, bell))
+            asked = self.doubt.of_cloud if cloud else self.doubt
+            variance = variance + asked(inputs, bells)
+        return mean, variance.sqrt()
 
     @property
     def rank(self) -> int:
@@ -91,8 +95,14 @@ class SmoothMap:
         a: Float[Tensor, "n d"],
         target: Float[Tensor, "n k"],
         choice: MapChoice | None = None,
+        *,
+        together: int = TOGETHER,
     ) -> "SmoothMap":
-        """From pairs; with a `choice` of another fit, no setting is searched again."""
+        """From pairs; with a `choice` of another fit, no setting is searched again.
+
+        At most `together` rows that follow each other are left out at once: their errors may be
+        alike, so that those of a single row would be told by its neighbours.
+        """
         a, target = _evenly(a.double(), MOST), _evenly(target.double(), MOST)
         if len(a) < 2:
             raise KbrError(f"a regression needs at least 2 rows; got {len(a)}. Raise n_train.")
@@ -100,12 +110,12 @@ class SmoothMap:
         inputs = (a - centre) / spread
         if choice is None:
             few, shown = (_evenly(part, CHOOSING) for part in (inputs, target))
-            scale = min(SCALES, key=lambda s: _Ridge.of(few, shown, s).choose()[1])
-            ridge = _Ridge.of(inputs, target, scale)
+            scale = min(SCALES, key=lambda s: _Ridge.of(few, shown, s, together).choose()[1])
+            ridge = _Ridge.of(inputs, target, scale, together)
             choice = MapChoice(scale, ridge.choose()[0], torch.full_like(target[0], torch.inf))
             choice = replace(choice, spreads=ridge.spreads(choice.ridges))
         else:
-            ridge = _Ridge.of(inputs, target, choice.scale)
+            ridge = _Ridge.of(inputs, target, choice.scale, together)
         return ridge.fitted(centre, spread, choice)
 
     def to(self, device: str | torch.device) -> "SmoothMap":
@@ -131,9 +141,6 @@ class _Ridge:
 
     Math: F'F / n = U diag(e) U'; fit = F U (e + lam)^-1 U'F't / n = H t; errors of a block of rows
           by the fit without them: (I - H_bb)^-1 (t_b - fit_b).
-
-    Rows that follow each other are left out together: their errors are alike, so that of a single
-    row its neighbours would tell.
     """
 
     target: Float[Tensor, "n k"]  # mean zero and variance one: no ridge shrinks an offset
@@ -145,9 +152,16 @@ class _Ridge:
     values: Float[Tensor, "p"]
     vectors: Float[Tensor, "p p"]
     rows: Float[Tensor, "n p"]  # F U
+    together: int  # rows at most that are left out at once
 
     @classmethod
-    def of(cls, a: Float[Tensor, "n d"], target: Float[Tensor, "n k"], scale: float) -> "_Ridge":
+    def of(
+        cls,
+        a: Float[Tensor, "n d"],
+        target: Float[Tensor, "n k"],
+        scale: float,
+        together: int = TOGETHER,
+    ) -> "_Ridge":
         some = _evenly(a, AMONG)
         kernel = Gaussian(scale=scale).fit(some)
         pivoted = PivotedCholesky(kernel=kernel, tolerance=TOLERANCE, max_rank=RANK)
@@ -158,15 +172,15 @@ class _Ridge:
         middle, size = target.mean(0), _spread(target)
         width = torch.as_tensor(kernel.bandwidth, dtype=a.dtype, device=a.device)
         kinds = ((target - middle) / size, middle, size, width, landmarks, whiten)
-        return cls(*kinds, values.clamp_min(0), vectors, features @ vectors)
+        return cls(*kinds, values.clamp_min(0), vectors, features @ vectors, together)
 
     def _left_out(self, target: Tensor, ridge: float) -> Float[Tensor, "n k"]:
         n, over = len(target), 1 / (self.values + ridge)
         told = self.rows @ (over.unsqueeze(-1) * (self.rows.mT @ target)) / n
         missed, rooted = target - told, self.rows * (over / n).sqrt()
-        size = block_of(n)
+        size = block_of(n, self.together)
         even = n - n % size
-        blocks = [part[:even].unflatten(0, (-1, size)) for part in (rooted, missed)]
+        blocks = [part[:even].reshape(-1, size, part.shape[-1]) for part in (rooted, missed)]
         found = [_without(*blocks)]
         if even < n:
             found.append(_without(rooted[None, even:], missed[None, even:]))
@@ -252,9 +266,9 @@ class _Ridge:
         return solved
 
 
-def block_of(n: int) -> int:
-    """How many of n rows are left out together."""
-    return max(min(TOGETHER, n // FOLDS), 1)
+def block_of(n: int, together: int = TOGETHER) -> int:
+    """How many of n rows are left out at once."""
+    return max(min(together, n // FOLDS), 1)
 
 
 def _without(
@@ -262,7 +276,7 @@ def _without(
 ) -> Float[Tensor, "n k"]:
     """Errors of blocks of rows by fits without them; H_bb = `rooted` rooted'."""
     own = rooted @ rooted.mT
-    left = torch.eye(own.shape[-1], dtype=own.dtype, device=own.device) * (1 + 1e-9) - own
+    left = torch.eye(own.shape[-1], dtype=own.dtype, device=own.device) * (1 + 1e-12) - own
     solved: Tensor = torch.linalg.solve(left, missed)
     return solved.flatten(0, 1)
 
