@@ -184,6 +184,28 @@ def test_tables_beside_other_filters_stand_in_a_committed_file(tmp_path):
     assert sum(one != two for one, two in zip(again, rows, strict=True)) == 1
 
 
+def test_the_figure_of_data_efficiency_shows_the_committed_rows(tmp_path):
+    """Curves of benchmarks/data_efficiency.py: models trained on several numbers of sequences."""
+    script = benchmark("data_efficiency")
+    rows = benchmark("peers").read(RESULTS / "peers.csv")
+    page = (ROOT / "docs" / "peers.md").read_text()
+    for length in script.LENGTHS:
+        found = script.curves(rows, "0.1", length)
+        for model in ("moving_readout", "gru", "rkn"):
+            assert [count for count, _ in found[model]] == [25, 50, 100, 200]
+        ends = [points[-1][1] for points in found.values()]
+        assert ends == sorted(ends)
+        other = [{**row, "steps": "9"} for row in rows]  # of another training
+        assert script.curves([*rows, *other], "0.1", length) == found
+    script.draw(rows, tmp_path / "peers.png")
+    assert (tmp_path / "peers.png").stat().st_size > 10_000
+    assert "](results/peers.png)" in page
+    for name, values in script.PUBLISHED.items():  # as the page's table of published values
+        lines = [line.split("|") for line in page.splitlines() if line.startswith(f"| {name}")]
+        assert [tuple(float(line[2]) for line in lines)] == [values["0.5"]]
+        assert [tuple(float(line[3]) for line in lines)] == [values["0.1"]]
+
+
 def test_tables_of_real_recordings_stand_in_a_committed_file():
     """They are what benchmarks/real_tables.py writes from the sweep's summary: row by row."""
     script = benchmark("real_tables")

@@ -15,7 +15,8 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.result import FilterResult
 from kbr.core.uncertainty import gaussian_log_likelihood
 
-PUBLISHED = {0.1: -0.5}  # dB of Latent-KalmanNet's encoder alone, by p
+# dB of Latent-KalmanNet's encoder alone, by p
+PUBLISHED = {0.1: -0.5, 0.5: 5.8, 0.01: -3.7, 0.0: -5.6}
 
 
 def generator(seed=0):
@@ -182,19 +183,25 @@ def test_models_run_on_several_sequences_and_evaluate_to_the_same(tmp_path, word
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
 @pytest.mark.filterwarnings("ignore:`lr_scheduler.step..` before")
-def test_each_frame_by_itself_is_told_as_well_as_published():
-    """A network of ours on 200 sequences, p = .1: no worse than the published encoder by .5 dB."""
+@pytest.mark.parametrize("p", PUBLISHED)
+def test_each_frame_by_itself_is_told_as_well_as_published(p):
+    """A network of ours on 200 sequences: no worse than the published encoder by .5 dB."""
     from functools import partial
 
     from kbr.training import ReadoutFilter, SoftArgmaxCNN
 
-    task = LorenzImages(p=0.1)
+    task = LorenzImages(p=p)
     data = task.generate(n_train=40_000, n_test=4000, seed=1000)
-    filt = ReadoutFilter(encoder=partial(SoftArgmaxCNN, n_features=16), epochs=2000)
+    budget = {"epochs": 1500, "batch": 256, "lr": 1e-2, "patience": 15}  # experiment=lorenz_images
+    filt = ReadoutFilter(encoder=partial(SoftArgmaxCNN, n_features=16), **budget)
     filt.fit(data.x_train, data.z_train, trainer={"enable_progress_bar": False, "logger": False})
     x, z = torch.stack(data.x_test), torch.stack(data.z_test)
     alone = task.extra_metrics(filt.readout(x), z)["test/mse_db"]
-    assert alone < PUBLISHED[0.1] + 0.5
-    assert task.extra_metrics(filt.filter(x).mean, z)["test/mse_db"] < alone - 1.0
+    followed = task.extra_metrics(filt.filter(x).mean, z)["test/mse_db"]
+    print(f"p = {p}: alone {alone:.3f} dB, followed {followed:.3f} dB")  # shown by pytest -rP
+    assert alone < PUBLISHED[p] + 0.5
+    if p == 0.1:
+        assert followed < alone - 1.0
