@@ -173,14 +173,13 @@ class Learner:
         """Math: z_t - z_t-1 as a function of (z_t-1, u_t); with jitter j, also of z_t-1 + j sd e.
 
         Latents may lie on a curve or surface, as angles do. Points that errors carry away from it
-        are brought back by dynamics that have seen such points. Errors of a step are taken to be
-        new at every step, unlike those of a sensor.
+        are brought back by dynamics that have seen such points.
         """
         z, (before, after) = rest.z.double(), transition_pairs(rest.lengths)
         moves = split(rest.x, rest.controls)[1]
         start, end = z[before.to(z.device)], z[after.to(z.device)]
         more = [] if moves is None else [moves[after.to(z.device)].to(z)]
-        plain = SmoothMap.fit(torch.cat([start, *more], -1), end - start, choice, together=1)
+        plain = SmoothMap.fit(torch.cat([start, *more], -1), end - start, choice)
         if not jitter:
             return plain
         draws = Draws.of(self.wanted.seed, 0, (len(start), start.shape[-1]), start)
@@ -190,7 +189,7 @@ class Learner:
         begun, ended = (torch.stack(p, 1).flatten(0, 1) for p in ((start, away), (end, end)))
         moved = [part.repeat_interleave(2, 0) for part in more]
         inputs = torch.cat([begun, *moved], -1)
-        return SmoothMap.fit(inputs, ended - begun, plain.choice, together=1)
+        return SmoothMap.fit(inputs, ended - begun, plain.choice)
 
     def sensing(self, rest: Sequences, kind: str, known: Sensing | None) -> Sensing:
         first = self.seen if self.fresh else 0

@@ -22,6 +22,7 @@ AMONG = 1500  # evenly spaced rows among which landmarks are found
 CHOOSING = 1500  # evenly spaced rows that the bandwidth is chosen by
 TOGETHER, FOLDS = 50, 10  # rows at most that are left out at once, and at least so many times
 MOST = 40_000  # evenly spaced rows that are fitted
+ALIKE = 0.01  # nats a column: the widest bandwidth of those whose errors differ by less
 PAYS, COST = 0.01, 8.0  # nats a row, and in all, by which uneven errors must be likelier
 LEAST = 1e-6  # of the targets' variance: no error is taken for smaller
 LOG_CHI2 = -1.2704  # E log of a squared standard normal number
@@ -110,7 +111,9 @@ class SmoothMap:
         inputs = (a - centre) / spread
         if choice is None:
             few, shown = (_evenly(part, CHOOSING) for part in (inputs, target))
-            scale = min(SCALES, key=lambda s: _Ridge.of(few, shown, s, together).choose()[1])
+            errors = [_Ridge.of(few, shown, s, together).choose()[1] for s in SCALES]
+            most = min(errors) + ALIKE * target.shape[-1]
+            scale = max(s for s, error in zip(SCALES, errors, strict=True) if error <= most)
             ridge = _Ridge.of(inputs, target, scale, together)
             choice = MapChoice(scale, ridge.choose()[0], torch.full_like(target[0], torch.inf))
             choice = replace(choice, spreads=ridge.spreads(choice.ridges))
