@@ -21,6 +21,7 @@ Encoder = Callable[..., nn.Module]
 
 HOMES = (__name__, "kbr.training.sensor_encoder")  # of kbr's own
 DEPTH = 30.0  # heat maps are cut this far below their peak: e^-30 of its probability
+TOGETHER = 50  # images whose maps are computed at once: they fit into a CPU's cache
 
 
 class SoftArgmaxCNN(nn.Module):
@@ -67,7 +68,9 @@ class SoftArgmaxCNN(nn.Module):
 
     def coordinates(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k 2"]:
         """Where each heat map looks: (u, v), u to the right and v downwards."""
-        return expected_coordinates(self.maps(x))
+        if len(x) <= TOGETHER or x.device.type != "cpu":
+            return expected_coordinates(self.maps(x))
+        return torch.cat([expected_coordinates(self.maps(some)) for some in x.split(TOGETHER)])
 
     def heat_maps(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k i j"]:
         """How much each heat map looks at each pixel; a map sums to one."""

@@ -5,7 +5,7 @@
         model.filter.hidden=32,64,128
 
 Overrides are those of train.py; the ones that give a range or several values are searched, else
-those of configs/hparams_search. What counts is the error on the validation block, the
+those of configs/hparams_search. The first run has the model's own settings. What counts is the error on the validation block, the
 mean over the trials' seeds; test data are not looked at. A run that does worse than the median at
 the same epoch is cut short. Values without a range are each tried once, if --trials are enough for
 all of their combinations. The study is a SQLite file: the same command goes on with it.
@@ -83,6 +83,8 @@ def search(overrides: Sequence[str], *, trials: int, study: Path, keep: Path | N
     keys, done = [str(one.get_key_element()) for one in space], _finished(kept)
     grid = all_values(space, trials)
     trials = trials if grid is None else math.prod(map(len, grid.values()))
+    if grid is None and not kept.trials:
+        kept.enqueue_trial(own_values(composed(fixed), space))
     print(f"search over {', '.join(keys)}; {done} done")
     while done < trials:
         # A seed for each run: a search that is interrupted and started again draws new points.
@@ -113,6 +115,20 @@ def all_values(space: Sequence[Override], trials: int) -> dict[str, list[str]] |
         return None
     values = {str(one.get_key_element()): list(one.sweep_string_iterator()) for one in space}
     return values if math.prod(map(len, values.values())) <= trials else None
+
+
+def own_values(config: DictConfig, space: Sequence[Override]) -> dict[str, Value]:
+    """The config's values of what is searched, where they are among those to try."""
+    found: dict[str, Value] = {}
+    for one in space:
+        key, value = str(one.get_key_element()), OmegaConf.select(config, one.get_key_element())
+        if one.is_interval_sweep():
+            interval: Any = one.value()
+            if isinstance(value, int | float) and interval.start <= value <= interval.end:
+                found[key] = type(interval.start)(value)
+        elif str(value) in list(one.sweep_string_iterator()):
+            found[key] = str(value)
+    return found
 
 
 def _finished(study: Any) -> int:
