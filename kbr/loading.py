@@ -14,9 +14,9 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.storing.storage import KIND, RUN_KIND, member
-from kbr.core.filters.moving.filter import KIND as MOVING
 from kbr.core.filters.moving.filter import MovingFilter
-from kbr.core.filters.moving.filter import trial_state as moving_state
+from kbr.core.filters.moving.storing import KIND as MOVING
+from kbr.core.filters.moving.storing import trial_state as moving_state
 from kbr.core.filters.refined.filter import KIND as REFINED
 from kbr.core.filters.refined.filter import RefinedFilter, trial_state
 from kbr.core.io import checkpoint

@@ -103,6 +103,26 @@ def test_a_fitted_filter_keeps_its_settings():
     assert not clone(filt).is_fitted
 
 
+SMALL = {"temper": 1.0, "inflate": 1.0, "outliers": 0.01, "jitter": 0.0, "sensing": "shows"}
+
+
+@pytest.mark.parametrize(
+    ("filt", "name"),
+    [
+        (MovingFilter(n_particles=20, **SMALL), "n_particles"),
+        (LSTMFilter(epochs=1, window=2, hidden=3, encoder=MLP), "window"),
+        (RefinedFilter(base=KernelBayesFilter(**FEW), steps=0), "steps"),
+    ],
+)
+def test_settings_are_not_assigned_after_a_fit(filt, name):
+    """They would not be used, without a word."""
+    setattr(filt, name, getattr(filt, name))
+    filt.fit(X, Z)
+    with pytest.raises(KbrError, match="is fitted, and keeps its settings"):
+        setattr(filt, name, 7)
+    assert getattr(filt, name) != 7
+
+
 def test_score_is_the_share_of_variance_explained():
     filt = KernelBayesFilter(**FEW).fit(X, Z)
     expected = r2_score(Z_TEST, filt.filter(X_TEST).mean)

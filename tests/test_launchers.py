@@ -135,10 +135,10 @@ def test_ranges_on_the_command_line_are_searched(search):
 @pytest.mark.parametrize(
     ("model", "keys"),
     [
-        ("iw_nn", {"model.filter.lr", "model.filter.noise", "encoder.dropout", "model.filter.lam"}),
         *(
-            (model, {f"model.filter.{name}" for name in ("lr", "noise", "dropout", "loss", own)})
+            (model, {f"model.filter.{name}" for name in ("lr", "noise", "patience", own)})
             for model, own in (
+                ("iw_nn", "lam"),
                 ("lstm", "window"),
                 ("gru", "chunk"),
                 ("lru", "layers"),
@@ -161,9 +161,24 @@ def test_a_space_is_a_file_by_its_name(search):
     fixed = ["model=iw_nn", "hparams_search=lstm"]
     space = search.default_space(search.composed(fixed), fixed)
     assert [one.input_line for one in space] == [
-        "model.filter.lr=tag(log,interval(3e-4,3e-2))",
-        "model.filter.noise=interval(0.0,2.0)",
+        "model.filter.lr=tag(log,interval(1e-3,2e-2))",
+        "model.filter.noise=tag(log,interval(0.03,1.0))",
+        "model.filter.patience=choice(6,100)",
     ]
+
+
+def test_the_first_run_has_the_models_own_settings(search):
+    """Where they are among the values to try; others are drawn."""
+    config = search.composed(["model=gru"])
+    space = search.default_space(config, ["model=gru"])
+    assert search.own_values(config, space) == {
+        "model.filter.lr": 3e-3,
+        "model.filter.noise": 0.1,
+        "model.filter.patience": "6",
+        "model.filter.chunk": "100",
+    }
+    other = search.composed(["model=gru", "model.filter.noise=5", "model.filter.chunk=70"])
+    assert set(search.own_values(other, space)) == {"model.filter.lr", "model.filter.patience"}
 
 
 @pytest.mark.parametrize(

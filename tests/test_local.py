@@ -187,6 +187,15 @@ def test_error_bars_are_measured_on_blocks_all_over(lengths):
             assert {block.start, block.stop} <= starts
 
 
+def test_blocks_are_whole_sequences_though_each_is_shorter():
+    """A piece of a sequence is too easy where the rest of it is known."""
+    lengths = [110] * 5
+    starts = set(accumulate(lengths, initial=0))
+    for block in blocks_all_over(lengths, 3, 160):
+        assert {block.start, block.stop} <= starts
+        assert len(block) == 110
+
+
 def test_a_climb_finds_a_single_minimum_and_stays_in_bounds():
     target = Cell(scale_z=0.5, scale_x=1.0, lam=1e-1, floor=0.03, eta=0.03)
 

@@ -19,7 +19,7 @@ from kbr import Embedding, KalmanFilter, KbrError, MovingFilter, load_filter
 from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.filters.moving.cloud import Cloud
 from kbr.core.filters.moving.doubt import Doubt
-from kbr.core.filters.moving.fitting import Learner, Wanted
+from kbr.core.filters.moving.fitting import Learner, MovingSettings
 from kbr.core.filters.moving.sensing import Shows
 from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap
 from kbr.core.filters.training_data import training_data
@@ -94,7 +94,7 @@ def test_errors_of_a_step_have_the_covariance_that_was_learned(fitted):
 
 def test_held_out_rows_are_not_known_to_the_models_that_they_judge():
     x, z = circle(200, 21)
-    learner = Learner(training_data(x, z), Wanted(sensing="shows", particles=10))
+    learner = Learner(training_data(x, z), MovingSettings(sensing="shows", particles=10))
     kind, whole = next(iter(learner.whole.items()))
     parts = learner.parts[kind]
     assert len(parts) > 1

@@ -70,7 +70,8 @@ class SoftArgmaxCNN(nn.Module):
         """Where each heat map looks: (u, v), u to the right and v downwards."""
         if len(x) <= TOGETHER or x.device.type != "cpu":
             return expected_coordinates(self.maps(x))
-        return torch.cat([expected_coordinates(self.maps(some)) for some in x.split(TOGETHER)])
+        parts = torch.split(x, TOGETHER)
+        return torch.cat([expected_coordinates(self.maps(some)) for some in parts])
 
     def heat_maps(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b k i j"]:
         """How much each heat map looks at each pixel; a map sums to one."""

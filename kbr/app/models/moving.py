@@ -14,7 +14,8 @@ from kbr.app.models.announce import grid_progress
 from kbr.app.models.outcome import Outcome, sequential, stacked
 from kbr.app.run.folder import BEST, RunContext
 from kbr.app.tasks.task import Problem, Sequential
-from kbr.core.filters.moving.filter import KIND, MovingFilter
+from kbr.core.filters.moving.filter import MovingFilter
+from kbr.core.filters.moving.storing import KIND
 from kbr.core.io import checkpoint
 
 

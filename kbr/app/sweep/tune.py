@@ -5,10 +5,11 @@
         model.filter.hidden=32,64,128
 
 Overrides are those of train.py; the ones that give a range or several values are searched, else
-those of configs/hparams_search. The first run has the model's own settings. What counts is the error on the validation block, the
-mean over the trials' seeds; test data are not looked at. A run that does worse than the median at
-the same epoch is cut short. Values without a range are each tried once, if --trials are enough for
-all of their combinations. The study is a SQLite file: the same command goes on with it.
+those of configs/hparams_search. The first run has the model's own settings. What counts is the
+error on the validation block, the mean over the trials' seeds; test data are not looked at. A run
+that does worse than the median at the same epoch is cut short. Values without a range are each
+tried once, if --trials are enough for all of their combinations. The study is a SQLite file: the
+same command goes on with it.
 """
 
 import argparse

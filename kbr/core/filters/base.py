@@ -43,6 +43,11 @@ class BaseFilter(Conventions, ABC):
     takes_sensors: ClassVar[bool] = False  # whether groups of columns may be absent by themselves
     seconds: float | None = None  # that the last fit took; files do not keep it
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in vars(self) and not name.startswith("_") and name in self.get_params(deep=False):
+            self.keep_settings()
+        object.__setattr__(self, name, value)
+
     @property
     @abstractmethod
     def units(self) -> Units:

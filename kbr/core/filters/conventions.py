@@ -41,13 +41,17 @@ class Conventions:
         """
         if not params:
             return self
+        self.keep_settings()
+        vars(self).update(vars(changed(self, params)))
+        return self
+
+    def keep_settings(self) -> None:
+        """An error where settings of a fitted filter are to change: they would not be used."""
         if self.is_fitted:
             raise KbrError(
                 f"{type(self).__name__} is fitted, and keeps its settings. Construct another one, "
                 "or sklearn.base.clone(filt).set_params(...)."
             )
-        vars(self).update(vars(changed(self, params)))
-        return self
 
     def score(self, x: Any, z: Any, *, u: Any = None, time: Any = None) -> float:
         """R^2 of the filtered means: 1 is perfect, 0 is as good as the mean of z; larger is better.

@@ -135,7 +135,9 @@ def blocks_all_over(lengths: Sequence[int], count: int, size: int) -> list[range
             end - length for end, length in zip(ends, lengths, strict=True) if middle < end
         )
         stop = next((end for end in ends if end >= start + size), n)
-        if len(lengths) < FEW or stop - start > n // 3:
+        if stop - start > n // 3:  # fewer rows, if they are whole sequences
+            stop = max((end for end in ends if start < end <= start + n // 3), default=stop)
+        if len(lengths) < FEW or not size // 2 <= stop - start <= n // 3:
             start = max(middle - size // 2, 0)
             stop = min(start + size, n)
         blocks.append(range(start, stop))

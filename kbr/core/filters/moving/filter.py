@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from math import isfinite, prod
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,21 @@ from kbr.core.embedding import Embedding
 from kbr.core.errors import KbrError
 from kbr.core.filters.base import TrainableFilter, never
 from kbr.core.filters.belief import Answering, Belief, Moments
-from kbr.core.filters.kernel.storing.storage import calibration_from
 from kbr.core.filters.lifting import best, lifted
 from kbr.core.filters.moving.cloud import Cloud
-from kbr.core.filters.moving.fitting import AUTO, FEWEST, SENSINGS, Learner, Wanted
+from kbr.core.filters.moving.fitting import AUTO, FEWEST, SENSINGS, Learner, MovingSettings
 from kbr.core.filters.moving.measuring import measured
 from kbr.core.filters.moving.model import LIMITS, MovingModel
 from kbr.core.filters.moving.sensing import Tells
 from kbr.core.filters.moving.smooth_map import MOST
+from kbr.core.filters.moving.storing import KIND, Learned, damage_named, tensors_of, trial_state
 from kbr.core.filters.result import FilterResult
 from kbr.core.filters.training_data import TrainingData
 from kbr.core.io import checkpoint
 from kbr.core.io.memory import tensor_bytes
 from kbr.core.showing.plotting import array
-from kbr.core.uncertainty.calibration import Calibration, horizons_of, next_horizon
+from kbr.core.uncertainty.calibration import Calibration, next_horizon
 from kbr.core.units.units import Units
-
-KIND = "kbr.moving_filter"  # of checkpoints with such filters
-NUMBERS = ("n", "sequences", "rates", "jitter", "val_mse")  # that a file keeps
-DAMAGE = (LookupError, TypeError, AttributeError, AssertionError, RuntimeError)  # of a file
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,19 +56,6 @@ class MovingBelief(Belief):
         inner = self.cloud.points
         points, _ = self.answering.raw(inner, inner.new_zeros(*inner.shape, inner.shape[-1]))
         return {"points": array(points), "weights": array(self.cloud.weights)}
-
-
-@dataclass(frozen=True, eq=False)
-class _Fitted:
-    model: MovingModel
-    units: Units
-    calibration: Calibration | None
-    shape: tuple[int, ...]  # of one inner observation
-    n: int
-    sequences: int
-    rates: int
-    jitter: float
-    val_mse: float
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -137,7 +120,7 @@ class MovingFilter(TrainableFilter):
             raise KbrError(f"restart must be a share from 0 to below 1; got {self.restart!r}.")
         if self.velocity not in (True, False, AUTO):
             raise KbrError(f"velocity must be True, False or 'auto'; got {self.velocity!r}.")
-        self._fitted: _Fitted | None = None
+        self._fitted: Learned | None = None
 
     def __repr__(self) -> str:
         if self._fitted is None:
@@ -202,7 +185,7 @@ class MovingFilter(TrainableFilter):
             "ranks": {"dynamics": model.dynamics.rank},
             "approximations": (f"regressions on {MOST:,} of {pairs:,} rows",) if left else (),
             "val_mse": fitted.val_mse,
-            "memory": tensor_bytes(*_tensors(model.record())),
+            "memory": tensor_bytes(*tensors_of(model.record())),
             "details": {
                 "points": f"{model.particles} at every step, {model.restart:g} from the start",
                 "sensor": f"{model.sensing.kind}, {_source(self.sensing)}",
@@ -211,8 +194,8 @@ class MovingFilter(TrainableFilter):
             },
         }
 
-    def _wanted(self) -> Wanted:
-        return Wanted(
+    def _wanted(self) -> MovingSettings:
+        return MovingSettings(
             sensing=self.sensing,
             temper=self.temper,
             inflate=self.inflate,
@@ -257,7 +240,7 @@ class MovingFilter(TrainableFilter):
                 f"{len(data.z)}. Raise n_train."
             )
         choice = Learner(data, self._wanted(), **rows).choose(progress)
-        self._fitted = _Fitted(
+        self._fitted = Learned(
             choice.model,
             data.units,
             measured(choice.parts, data.units.z),
@@ -355,17 +338,8 @@ class MovingFilter(TrainableFilter):
 
     def to(self, device: str | torch.device) -> "MovingFilter":
         """The same filter on another device."""
-        fitted = self._get()
         moved = MovingFilter(**self.get_params(deep=False))
-        known = fitted.calibration
-        moved._fitted = _Fitted(
-            **{
-                **vars(fitted),
-                "model": fitted.model.to(device),
-                "units": fitted.units.to(device),
-                "calibration": None if known is None else known.to(device),
-            }
-        )
+        moved._fitted = self._get().to(device)
         return moved
 
     def save(self, path: str | Path) -> None:
@@ -378,73 +352,21 @@ class MovingFilter(TrainableFilter):
 
     def state(self) -> dict[str, Any]:
         """Plain tensors and values from which `from_state` makes the same filter again."""
-        fitted = self._get()
-        known = fitted.calibration
-        return {
-            "settings": {item.name: getattr(self, item.name) for item in fields(self)},
-            "model": fitted.model.record(),
-            "units": fitted.units.record(),
-            "calibration": None if known is None else known.record(),
-            "shape": list(fitted.shape),
-            **{
-                name: getattr(fitted, name)
-                for name in ("n", "sequences", "rates", "jitter", "val_mse")
-            },
-        }
+        settings = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {"settings": settings, **self._get().record()}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "MovingFilter":
-        try:
+        with damage_named():
             made = cls(**state["settings"])
-            model = MovingModel.from_record(state["model"])
-            made._fitted = _Fitted(
-                model,
-                Units.from_record(state["units"]),
-                calibration_from(state["calibration"], model.start),
-                tuple(int(size) for size in state["shape"]),
-                int(state["n"]),
-                int(state["sequences"]),
-                int(state["rates"]),
-                float(state["jitter"]),
-                float(state["val_mse"]),
-            )
-            made._check(state["model"])
-        except KbrError:
-            raise
-        except (*DAMAGE, ValueError) as error:
-            raise KbrError(f"the file holds no moving filter ({error!r}). Fit it again.") from error
+            made._fitted = Learned.from_record(state)
+            made._fitted.check(made._answer)
         return made
 
-    def _check(self, record: dict[str, Any]) -> None:
-        """Of a file: an error unless a step can be taken, and its answer is finite."""
-        fitted = self._get()
-        model = fitted.model
-        row = model.start.new_zeros(prod(fitted.shape))
-        for group, reach in zip(model.columns, model.reaches, strict=True):
-            row[list(group)] = reach.anchors[0]
-        u = row.new_zeros(2, model.controls) if model.controls else None
-        result = self._answer(model.filtered(row.expand(2, -1), u), horizons_of)
-        latents = result.mean.shape[-1] + sum(fitted.units.z.circular) + fitted.rates
-        nan = any(bool(numbers.isnan().any()) for numbers in _tensors(record))
-        finite = bool(result.mean.isfinite().all() and result.cov.isfinite().all())
-        if nan or not finite or latents != model.start.shape[-1]:
-            raise KbrError("the file's numbers are not all finite, or do not fit. Train again.")
-
-    def _get(self) -> _Fitted:
+    def _get(self) -> Learned:
         if self._fitted is None:
             raise KbrError("this filter is not fitted yet: call fit(x_train, z_train) first.")
         return self._fitted
-
-
-def trial_state(content: dict[str, Any], trial: int) -> dict[str, Any]:
-    """The state of one trial in a checkpoint."""
-    trials = content.get("trials")
-    if not isinstance(trials, list) or not trials:
-        raise KbrError("the file holds no moving filter. Fit it again.")
-    if not 0 <= trial < len(trials):
-        raise KbrError(f"the file holds trials 0 .. {len(trials) - 1}; got trial={trial}.")
-    state: dict[str, Any] = trials[trial]
-    return state
 
 
 def _is_number(value: object) -> bool:
@@ -453,11 +375,3 @@ def _is_number(value: object) -> bool:
 
 def _source(setting: Any) -> str:
     return "chosen" if setting == AUTO else "given"
-
-
-def _tensors(record: Any) -> list[Tensor]:
-    """All tensors in plain containers."""
-    if isinstance(record, Tensor):
-        return [record]
-    inner = record.values() if isinstance(record, dict) else record
-    return [t for part in inner for t in _tensors(part)] if isinstance(record, dict | list) else []

@@ -46,7 +46,7 @@ FEWEST = 10  # training rows, and those that a sensor must be there in
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class MovingSettings:
     """Settings of the user: "auto" is chosen."""
 
     sensing: str = AUTO
@@ -93,7 +93,7 @@ class Learner:
     """
 
     data: Sequences
-    wanted: Wanted
+    wanted: MovingSettings
     seen: int = 0
     fresh: bool = False
     shown: int | None = None
