@@ -25,7 +25,8 @@ from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap
 from kbr.core.filters.training_data import training_data
 
 NAN = torch.nan
-FIXED = {"sensing": "shows", "temper": 1.0, "inflate": 1.0, "outliers": 1e-3, "jitter": 0.0}
+FIXED = {"sensing": "shows", "temper": 1.0, "inflate": 1.0, "outliers": 1e-3}
+FIXED |= {"jitter": 0.0, "lasting": 0.0}
 SMALL = {**FIXED, "n_particles": 200}
 
 

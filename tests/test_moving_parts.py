@@ -237,7 +237,7 @@ class TestDensities:
 class TestCloud:
     def test_moments_are_those_of_weighted_points(self):
         points, weights = normal(3, 50, 2, seed=19), normal(3, 50, seed=20).softmax(-1)
-        mean, cov = Cloud(points, weights.log()).moments()
+        mean, cov = Cloud.weighted(points, weights.log()).moments()
         for k in range(3):
             expected = np.cov(points[k].numpy().T, aweights=weights[k].numpy(), ddof=0)
             np.testing.assert_allclose(cov[k].numpy(), expected, atol=1e-12)
@@ -246,12 +246,13 @@ class TestCloud:
     def test_points_are_drawn_in_proportion_to_their_weights(self):
         points = torch.arange(4, dtype=torch.float64).unsqueeze(-1)
         weights = torch.tensor([0.5, 0.0, 0.2, 0.3], dtype=torch.float64)
-        drawn = Cloud.weighted(points, weights.log()).drawn(1000, torch.tensor(0.3).double())
+        cloud = Cloud.weighted(points, weights.log())
+        drawn = cloud.drawn(1000, torch.tensor(0.3).double()).points
         counts = torch.bincount(drawn.flatten().long(), minlength=4)
         assert ((counts - 1000 * weights).abs() <= 1).all()
         even = Cloud.even(points)
         assert even.effective_sample_size == pytest.approx(4)
-        close(even.drawn(4, torch.tensor(0.7).double()), points)
+        close(even.drawn(4, torch.tensor(0.7).double()).points, points)
 
     def test_draws_are_those_of_their_seed_and_step(self):
         like = torch.zeros(1, dtype=torch.float64)

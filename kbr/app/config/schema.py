@@ -283,6 +283,7 @@ class MovingFilter:
     temper: Annotated[float, Range(0, 1, open="low")] | Auto
     inflate: Positive | Auto
     outliers: Annotated[float, Range(0, 0.5, open="low")] | Auto
+    lasting: Annotated[float, Range(0, 1)] | Auto
     jitter: Annotated[float, Range(0, 10)] | Auto
     restart: Annotated[float, Range(0, 1, open="high")]
     velocity: bool | Auto

@@ -14,25 +14,35 @@ NOTHING = -1e6  # logarithm of a weight that is zero
 
 @dataclass(frozen=True, eq=False)
 class Cloud:
-    """Points [*s m dz] and the logarithms of their weights, which sum to one."""
+    """Points [*s m dz] and the logarithms of their weights, which sum to one.
+
+    `memory` is what each point remembers of the sensor's errors, see `lasting`.
+    """
 
     points: Float[Tensor, "*s m dz"]
     log_weights: Float[Tensor, "*s m"]
+    memory: Float[Tensor, "*s m c2"]
 
     @classmethod
     def weighted(
-        cls, points: Float[Tensor, "*s m dz"], log_weights: Float[Tensor, "*s m"]
+        cls,
+        points: Float[Tensor, "*s m dz"],
+        log_weights: Float[Tensor, "*s m"],
+        memory: Float[Tensor, "*s m c2"] | None = None,
     ) -> "Cloud":
         """With weights that need not sum to one; what is zero has a finite logarithm, for files."""
-        return cls(points, log_weights.log_softmax(-1).clamp_min(NOTHING))
+        kept = points[..., :0] if memory is None else memory
+        return cls(points, log_weights.log_softmax(-1).clamp_min(NOTHING), kept)
 
     @cached_property
     def weights(self) -> Float[Tensor, "*s m"]:
         return self.log_weights.exp()
 
     @classmethod
-    def even(cls, points: Float[Tensor, "*s m dz"]) -> "Cloud":
-        return cls(points, torch.zeros_like(points[..., 0]).log_softmax(-1))
+    def even(
+        cls, points: Float[Tensor, "*s m dz"], memory: Float[Tensor, "*s m c2"] | None = None
+    ) -> "Cloud":
+        return cls.weighted(points, torch.zeros_like(points[..., 0]), memory)
 
     def moments(self) -> tuple[Float[Tensor, "*s dz"], Float[Tensor, "*s dz dz"]]:
         weights = self.weights.unsqueeze(-1)
@@ -44,13 +54,15 @@ class Cloud:
     def effective_sample_size(self) -> Float[Tensor, "*s"]:
         return 1 / self.weights.square().sum(-1)
 
-    def drawn(self, count: int, offset: Float[Tensor, ""]) -> Float[Tensor, "*s k dz"]:
+    def drawn(self, count: int, offset: Float[Tensor, ""]) -> "Cloud":
         """So many points, each in proportion to its weight: systematically, by one number."""
         if self.points.shape[-2] == count and not bool(self.log_weights.diff(dim=-1).any()):
-            return self.points  # weights are even: each once
-        chosen = ladder_ancestors(self.weights, offset, count)
-        wide = chosen.unsqueeze(-1).expand(*chosen.shape, self.points.shape[-1])
-        return self.points.gather(-2, wide)
+            return self  # weights are even: each once
+        chosen = ladder_ancestors(self.weights, offset, count).unsqueeze(-1)
+        parts = (self.points, self.memory)
+        return Cloud.even(
+            *(p.gather(-2, chosen.expand(*chosen.shape[:-1], p.shape[-1])) for p in parts)
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,10 +67,12 @@ class MovingFilter(TrainableFilter):
     may lie between training latents and beyond them: more accurate where dynamics are smooth.
 
     sensing    "shows": x is learned as a function of z, and sensors may be absent; "tells": z as a
-               function of x. "auto": by the error at held-out steps, as the next four;
+               function of x. "auto": by the error at held-out steps, as the next five;
     temper     power of the likelihood, 1 or less;
     inflate    factor of the standard deviations of a step, 1 or more;
     outliers   share of observations that tell nothing, at most .5;
+    lasting    factor of the learned shares of a sensor's errors that last from row to row; 0: errors
+               are new at every row;
     jitter     errors added to the latents that dynamics are learned from, in sizes of a step's own
                error: brings points back that leave the curve or surface where latents lie;
     restart    weight of the training latents beside the prediction at every observation, by which a
@@ -87,6 +89,7 @@ class MovingFilter(TrainableFilter):
     temper: float | str = AUTO
     inflate: float | str = AUTO
     outliers: float | str = AUTO
+    lasting: float | str = AUTO
     jitter: float | str = AUTO
     restart: float = 1e-5
     velocity: bool | str = False
@@ -106,12 +109,13 @@ class MovingFilter(TrainableFilter):
         if self.sensing not in (AUTO, *SENSINGS):
             known = ", ".join((AUTO, *SENSINGS))
             raise KbrError(f"sensing must be one of {known}; got {self.sensing!r}. Set sensing.")
-        for name, (low, high) in {**LIMITS, "jitter": (0.0, 10.0)}.items():
+        from_zero = {"jitter": (0.0, 10.0), "lasting": (0.0, 1.0)}
+        for name, (low, high) in {**LIMITS, **from_zero}.items():
             value = getattr(self, name)
-            good = _is_number(value) and low <= value <= high and (value > low or name == "jitter")
+            good = _is_number(value) and low <= value <= high and (value > low or name in from_zero)
             if value != AUTO and not good:
                 raise KbrError(
-                    f"{name} must be 'auto' or a number {'from' if name == 'jitter' else 'above'} "
+                    f"{name} must be 'auto' or a number {'from' if name in from_zero else 'above'} "
                     f"{low:g}"
                     f"{'' if high == torch.inf else f', at most {high:g}'}; got {value!r}. "
                     f"Set {name}."
@@ -200,6 +204,7 @@ class MovingFilter(TrainableFilter):
             temper=self.temper,
             inflate=self.inflate,
             outliers=self.outliers,
+            lasting=self.lasting,
             jitter=self.jitter,
             particles=self.n_particles,
             restart=self.restart,
@@ -289,7 +294,7 @@ class MovingFilter(TrainableFilter):
         weights = prior.weights.to(start).clamp_min(0)
         if prior.weights.ndim != 1 or not bool(weights.sum() > 0):
             raise KbrError("the prior needs a weight above zero for some of its points.")
-        return Cloud.weighted(scaling.apply(prior.points.to(start)), weights.log())
+        return fitted.model.at(scaling.apply(prior.points.to(start)), weights.log())
 
     def _stepped(self, belief: MovingBelief, x: Tensor, *u: Tensor) -> MovingBelief:
         fitted = self._get()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import accumulate, product
 
 import torch
 
@@ -14,6 +14,7 @@ from kbr.core.filters.kernel.choosing.validation import VALIDATION_STEPS, held_o
 from kbr.core.filters.kernel.novelty import Reach, reach_of
 from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.filters.moving.cloud import Draws
+from kbr.core.filters.moving.lasting import places_of
 from kbr.core.filters.moving.model import MovingModel, Tempering
 from kbr.core.filters.moving.sensing import Sensing, Shows, Tells
 from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap
@@ -32,6 +33,7 @@ TEMPERS = (1.0, 0.5, 0.25, 0.1)
 INFLATIONS = (1.0, 2.0, 4.0)
 OUTLIERS = (1e-4, 0.01, 0.1)
 JITTERS = (0.0, 0.5)
+LASTING = (1.0, 0.0)
 SENSINGS = (Shows.kind, Tells.kind)
 AUTO = "auto"
 Kind = tuple[str, float]  # of the sensor, and the jitter of the dynamics
@@ -42,6 +44,7 @@ STEPS = 600  # held-out steps of a long recording
 BLOCKS, FEW_BLOCKS = 6, 3  # that these lie in, and of one of less than twice as many rows
 MANY = 64  # columns of x above which only what they tell is learned
 STARTS = 2000  # training latents that are kept, evenly spaced
+FROM_START = 200  # held-out steps of whole sequences, from their start
 FEWEST = 10  # training rows, and those that a sensor must be there in
 
 
@@ -53,13 +56,20 @@ class MovingSettings:
     temper: float | str = AUTO
     inflate: float | str = AUTO
     outliers: float | str = AUTO
+    lasting: float | str = AUTO
     jitter: float | str = AUTO
     particles: int = 1000
     restart: float = 1e-5
     seed: int = 0
 
     def options(self) -> dict[str, tuple[float, ...]]:
-        tried = {"temper": TEMPERS, "inflate": INFLATIONS, "outliers": OUTLIERS, "jitter": JITTERS}
+        tried = {
+            "temper": TEMPERS,
+            "inflate": INFLATIONS,
+            "outliers": OUTLIERS,
+            "lasting": LASTING,
+            "jitter": JITTERS,
+        }
         given = {name: getattr(self, name) for name in tried}
         return {k: tried[k] if v == AUTO else (float(v),) for k, v in given.items()}
 
@@ -194,22 +204,29 @@ class Learner:
     def sensing(self, rest: Sequences, kind: str, known: Sensing | None) -> Sensing:
         first = self.seen if self.fresh else 0
         x, z = rest.observed[first:].double(), rest.z[first:].double()
+        places = places_of(rest.lengths, z)[first:]
         if kind == Shows.kind:
             maps = known.maps if isinstance(known, Shows) else None
-            return Shows.fit(x, z, self.columns, maps)
+            return Shows.fit(x, z, self.columns, maps, places)
         told = known.map if isinstance(known, Tells) else None
-        return Tells.fit(x, z, z.shape[-1] - rest.rates, None if told is None else told.choice)
+        choice = None if told is None else told.choice
+        return Tells.fit(x, z, z.shape[-1] - rest.rates, choice, places)
 
     @cached_property
     def blocks(self) -> list[tuple[range, list[Piece]]]:
         """Blocks of rows all over the recording, and what of each is filtered."""
         lengths = lengths_outside(self.data.lengths, range(self.seen))
         several = BLOCKS if sum(lengths) >= 2 * STEPS else FEW_BLOCKS
+        starts = {0, *accumulate(self.data.lengths)}
         found = []
         for part in blocks_all_over(lengths, several, STEPS // BLOCKS + LEAD):
             block = range(part.start + self.seen, part.stop + self.seen)
-            steps = STEPS // BLOCKS if several == BLOCKS else len(block)
-            found.append((block, excerpts(self.data, block, steps, [0.5])))
+            if {block.start, block.stop} <= starts and len(lengths) > 1:  # as filters will begin
+                pieces = excerpts(self.data, block, FROM_START, [0.0])
+            else:
+                steps = STEPS // BLOCKS if several == BLOCKS else len(block)
+                pieces = excerpts(self.data, block, steps, [0.5])
+            found.append((block, pieces))
         return found
 
     @cached_property
@@ -226,11 +243,23 @@ class Learner:
                 found[kind].append(Part(block, model, pieces))
         return found
 
+    def sensor_options(self, kind: Kind) -> list[dict[str, float]]:
+        """Errors that last are either remembered, or all evidence is given less weight."""
+        options = self.wanted.options()
+        lasts = bool(self.whole[kind].sensing.lasting.any())
+        factors = options["lasting"] if lasts else options["lasting"][:1]
+        return [
+            {"lasting": factor, "temper": temper}
+            for factor in factors
+            for number, temper in enumerate(options["temper"])
+            if number == 0 or not (factor and lasts and len(factors) > 1)
+        ]
+
     def choose(self, progress: Progress | None = None) -> Choice:
         """By how likely the filter's beliefs make the truth at rows that its maps do not know.
 
-        First the kind and the power of the likelihood together, as one may mend the other's
-        faults; then one setting after the other.
+        First the kind, and what mends a sensor whose errors last, together: the one may mend the
+        other's faults; then one setting after the other.
         """
         options, parts = self.wanted.options(), self.parts
         kind, least = next(iter(parts)), HeldOut(math.inf, math.inf)
@@ -239,7 +268,7 @@ class Learner:
         steps = sum(piece.z.shape[-2] for _, pieces in self.blocks for piece in pieces)
         gain = GAIN * (VALIDATION_STEPS / steps) ** 0.5
         trials: list[tuple[Kind | None, dict[str, float]]] = [
-            (one, {"temper": v}) for one in parts for v in options["temper"]
+            (one, change) for one in parts for change in self.sensor_options(one)
         ]
         trials += [(None, {name: v}) for name in ("inflate", "outliers") for v in options[name][1:]]
         for one, change in trials if progress is None else progress(trials):

@@ -51,7 +51,7 @@ def filter_rows(model: MovingModel, pieces: list[Piece]) -> Rows:
         add(0, (mean, cov), truth, there)
         origins = _evenly(lead, max(steps - 2, lead), FORECASTS)
         offset = few.draws(0).offset
-        begun = [clouds[int(k)].drawn(few.particles, offset) for k in origins]
+        begun = [clouds[int(k)].drawn(few.particles, offset).points for k in origins]
         cloud = Cloud.even(torch.stack(begun))
         for h in range(1, min(LONGEST, steps - lead - 1) + 1):
             at = (origins + h).clamp_max(steps - 1)

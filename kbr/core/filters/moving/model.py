@@ -13,6 +13,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.novelty import Reach
 from kbr.core.filters.moving.cloud import Cloud, Draws
+from kbr.core.filters.moving.lasting import Memory, nothing_yet, one_row_on, remembered
 from kbr.core.filters.moving.sensing import Sensing, sensing_of
 from kbr.core.filters.moving.smooth_map import SmoothMap
 from kbr.core.filters.result import FilterResult
@@ -32,12 +33,14 @@ class Tempering:
     temper    power of the likelihood: below one where the errors of sensors last for many steps;
     inflate   factor of the steps' standard deviations: above one where dynamics are less exact
               along a path than from row to row;
-    outliers  share of observations that tell nothing, as if drawn anywhere in the training data.
+    outliers  share of observations that tell nothing, as if drawn anywhere in the training data;
+    lasting   factor of the learned shares of a sensor's errors that last from row to row.
     """
 
     temper: float = 1.0
     inflate: float = 1.0
     outliers: float = 1e-4
+    lasting: float = 0.0  # of files from before there was such a choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +68,11 @@ class MovingModel:
     restart: float
     seed: int
 
+    @cached_property
+    def lasting(self) -> Float[Tensor, "c"]:
+        """Share of each column's error that is left at the next row."""
+        return self.tempering.lasting * self.sensing.lasting
+
     @property
     def controls(self) -> int:
         return len(self.dynamics.centre) - self.start.shape[-1]
@@ -76,7 +84,14 @@ class MovingModel:
 
     def begin(self, *lead: int) -> Cloud:
         """The start, for so many sequences."""
-        return Cloud.even(self.start.expand(*lead, *self.start.shape))
+        return self.at(self.start.expand(*lead, *self.start.shape))
+
+    def at(
+        self, points: Float[Tensor, "*s m dz"], log_weights: Float[Tensor, "*s m"] | None = None
+    ) -> Cloud:
+        """A belief that has seen nothing yet; without weights, each point counts alike."""
+        even = torch.zeros_like(points[..., 0]) if log_weights is None else log_weights
+        return Cloud.weighted(points, even, nothing_yet(points, self.lasting))
 
     def draws(self, step: int) -> Draws:
         shape = (self.particles, self.start.shape[-1])
@@ -84,14 +99,15 @@ class MovingModel:
 
     def predicted(self, cloud: Cloud, u: Float[Tensor, "*s du"] | None, draws: Draws) -> Cloud:
         """The belief one step on."""
-        points = cloud.drawn(self.particles, draws.offset)
-        inputs = points
+        cloud = cloud.drawn(self.particles, draws.offset)
+        inputs = points = cloud.points
         if u is not None and self.controls:
             moves = u.unsqueeze(-2).expand(*points.shape[:-1], u.shape[-1])
             inputs = torch.cat([points, moves], -1)
         way, sd = self.dynamics(inputs, cloud=True, doubt=False)
         noise = draws.normal @ self.dynamics.root.mT
-        return Cloud.even(self._inside(points + way + self.tempering.inflate * sd * noise))
+        moved = self._inside(points + way + self.tempering.inflate * sd * noise)
+        return Cloud.even(moved, one_row_on(cloud.memory, self.lasting))
 
     def _inside(self, points: Float[Tensor, "*s m dz"]) -> Float[Tensor, "*s m dz"]:
         """Points that have gone beyond all that was learned, where dynamics may explode, restart.
@@ -117,7 +133,8 @@ class MovingModel:
         seen, points = there.any(-1), cloud.points
         if not bool(seen.any()):
             return cloud, seen
-        told = self._told(x, self.sensing.at(points, there), there)
+        at = self.sensing.at(points, there)
+        told = self._told(x, at, there, cloud.memory)
         begun = self._told(x, self.start_at, there)
         mass = begun.logsumexp(-1, keepdim=True) - math.log(len(self.start))
         share = self.tempering.outliers
@@ -131,11 +148,20 @@ class MovingModel:
         kept = torch.cat([cloud.log_weights, none], -1)
         after = torch.cat([after + math.log1p(-self.restart), lost], -1)
         after = torch.where(usable.unsqueeze(-1), after, kept)
-        return Cloud.weighted(torch.cat([points, fresh], -2), after), seen
+        memory: Memory | None = None
+        if cloud.memory.shape[-1]:  # an outlier is not remembered
+            counts = there & seen.unsqueeze(-1)
+            begun_at, none_yet = self.sensing.at(fresh, there), self.at(fresh).memory
+            parts = ((cloud.memory, at), (none_yet, begun_at))
+            errors = [(old, *self.sensing.errors(x, now, counts)) for old, now in parts]
+            memory = torch.cat([remembered(*each) for each in errors], -2)
+        return Cloud.weighted(torch.cat([points, fresh], -2), after, memory), seen
 
-    def _told(self, x: Float[Tensor, "*s dx"], at: Any, there: Flags) -> Float[Tensor, "*s m"]:
+    def _told(
+        self, x: Float[Tensor, "*s dx"], at: Any, there: Flags, memory: Memory | None = None
+    ) -> Float[Tensor, "*s m"]:
         """The logarithm of the tempered likelihood."""
-        told = self.tempering.temper * self.sensing.log_density(x, at, there)
+        told = self.tempering.temper * self.sensing.log_density(x, at, there, memory)
         return torch.where(told.isnan(), -torch.inf, told)
 
     def _restarted(
@@ -144,9 +170,9 @@ class MovingModel:
         """Points of the start's own posterior, which share its evidence, and their log weights."""
         n, count = len(self.start), max(self.particles // 10, 1)
         weights = torch.where(mass.isfinite(), told - mass, 0.0) - math.log(n)
-        begun = Cloud(self.start.expand(*told.shape, -1), weights)
+        begun = Cloud.weighted(self.start.expand(*told.shape, -1), weights)
         each = mass + (math.log(self.restart / count) if self.restart else -torch.inf)
-        return begun.drawn(count, draws.offset), each.expand(*each.shape[:-1], count)
+        return begun.drawn(count, draws.offset).points, each.expand(*each.shape[:-1], count)
 
     def known(self, x: Float[Tensor, "*s dx"]) -> Flags:
         """Which groups of columns are there, and like some training row."""
@@ -232,6 +258,7 @@ class MovingModel:
         chosen = vars(self.tempering)
         good = all(low < chosen[k] <= high for k, (low, high) in LIMITS.items())
         good = good and chosen["inflate"] < math.inf and 0 <= self.restart < 1
+        good = good and bool((self.lasting >= 0).all() and (self.lasting < 1).all())
         maps = getattr(self.sensing, "maps", ())
         wide = [len(group) for group in self.columns]
         good = good and wide == [one.anchors.shape[-1] for one in self.reaches]

@@ -7,6 +7,7 @@ takes p(z | x) over a flat prior for the likelihood.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -14,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
+from kbr.core.filters.moving.lasting import Errors, Memory, innovation
 from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap
 
 FEW = 10  # rows below which a map of others is kept
@@ -32,8 +34,18 @@ class Sensing(Protocol):
     def at(self, z: Points, there: There | None = None) -> Any:
         """What `log_density` needs of points, whatever is observed; of groups that are there."""
 
-    def log_density(self, x: Row, at: Any, there: There) -> Densities:
-        """Of an observation at the points of each belief, but for a constant."""
+    def log_density(self, x: Row, at: Any, there: There, memory: Memory | None = None) -> Densities:
+        """Of an observation at the points of each belief, but for a constant.
+
+        With a memory, of what is new of its errors.
+        """
+
+    def errors(self, x: Row, at: Any, there: There) -> tuple[Errors, Bool[Tensor, "*s c"]]:
+        """Of every column over their standard deviations, and which of them are there."""
+
+    @property
+    def lasting(self) -> Float[Tensor, "c"]:
+        """Share of each column's error that is left at the next row."""
 
     def to(self, device: str | torch.device) -> "Sensing": ...
 
@@ -55,6 +67,7 @@ class Shows:
         z: Float[Tensor, "n dz"],
         columns: Sequence[Sequence[int]],
         known: Sequence[SmoothMap] | None = None,
+        places: Float[Tensor, "n"] | None = None,
     ) -> "Shows":
         """With the settings of `known` maps, if given; a group that is hardly there has its own."""
         maps = []
@@ -65,7 +78,8 @@ class Shows:
                 maps.append(known[k])
                 continue
             choice = None if known is None else known[k].choice
-            maps.append(SmoothMap.fit(z[there], seen[there], choice))
+            where = None if places is None else places[there]
+            maps.append(SmoothMap.fit(z[there], seen[there], choice, at=where))
         return cls(tuple(map(tuple, columns)), tuple(maps))
 
     def at(self, z: Points, there: There | None = None) -> dict[int, Shown]:
@@ -73,14 +87,36 @@ class Shows:
         needed = groups if there is None else [k for k in groups if bool(there[..., k].any())]
         return {k: self.maps[k](z, cloud=there is not None) for k in needed}
 
-    def log_density(self, x: Row, at: dict[int, Shown], there: There) -> Densities:
+    def log_density(
+        self, x: Row, at: dict[int, Shown], there: There, memory: Memory | None = None
+    ) -> Densities:
         total: Any = 0.0
         for k, (mean, sd) in at.items():
             present, group = there[..., k : k + 1], list(self.columns[k])
             seen = torch.where(present, x[..., group], 0.0).unsqueeze(-2)
-            density = log_density((seen - mean) / sd, sd, self.maps[k].root)
+            new, volume = innovation((seen - mean) / sd, memory, group)
+            density = log_density(new, sd, self.maps[k].root) - volume
             total = total + torch.where(present, density, 0.0)
         return total  # type: ignore[no-any-return]
+
+    def errors(
+        self, x: Row, at: dict[int, Shown], there: There
+    ) -> tuple[Errors, Bool[Tensor, "*s c"]]:
+        wide, points = len(self.lasting), next(iter(at.values()))[0].shape[-2]
+        found = x.new_zeros(*x.shape[:-1], points, wide)
+        shown = torch.zeros_like(x[..., :wide], dtype=torch.bool)
+        for k, (mean, sd) in at.items():
+            group = list(self.columns[k])
+            found[..., group] = (x[..., group].unsqueeze(-2).nan_to_num(0.0) - mean) / sd
+            shown[..., group] = there[..., k : k + 1]
+        return found, shown
+
+    @cached_property
+    def lasting(self) -> Float[Tensor, "c"]:
+        found = torch.zeros_like(torch.cat([one.lasting for one in self.maps]))
+        for group, one in zip(self.columns, self.maps, strict=True):
+            found[list(group)] = one.lasting
+        return found
 
     def to(self, device: str | torch.device) -> "Shows":
         return replace(self, maps=tuple(one.to(device) for one in self.maps))
@@ -105,18 +141,34 @@ class Tells:
         z: Float[Tensor, "n dz"],
         latents: int,
         choice: MapChoice | None = None,
+        places: Float[Tensor, "n"] | None = None,
     ) -> "Tells":
         there = x.isfinite().all(-1)
-        return cls(latents, SmoothMap.fit(x[there], z[there, :latents], choice))
+        where = None if places is None else places[there]
+        return cls(latents, SmoothMap.fit(x[there], z[there, :latents], choice, at=where))
 
     def at(self, z: Points, there: There | None = None) -> Float[Tensor, "*s m k"]:
         return z[..., : self.latents]
 
-    def log_density(self, x: Row, at: Float[Tensor, "*#s m k"], there: There) -> Densities:
+    def log_density(
+        self, x: Row, at: Float[Tensor, "*#s m k"], there: There, memory: Memory | None = None
+    ) -> Densities:
         present = there.all(-1, keepdim=True)
         mean, sd = (part.unsqueeze(-2) for part in self.map(torch.where(present, x, 0.0)))
-        density = log_density((at - mean) / sd, sd, self.map.root)
+        new, volume = innovation((at - mean) / sd, memory, list(range(self.latents)))
+        density = log_density(new, sd, self.map.root) - volume
         return torch.where(present, density, 0.0)
+
+    def errors(
+        self, x: Row, at: Float[Tensor, "*#s m k"], there: There
+    ) -> tuple[Errors, Bool[Tensor, "*s c"]]:
+        present = there.all(-1, keepdim=True)
+        mean, sd = (part.unsqueeze(-2) for part in self.map(torch.where(present, x, 0.0)))
+        return (at - mean) / sd, present.expand(*present.shape[:-1], self.latents)
+
+    @property
+    def lasting(self) -> Float[Tensor, "c"]:
+        return self.map.lasting
 
     def to(self, device: str | torch.device) -> "Tells":
         return Tells(self.latents, self.map.to(device))

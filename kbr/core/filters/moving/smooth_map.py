@@ -11,6 +11,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.features import PivotedCholesky
 from kbr.core.filters.moving.doubt import Doubt
+from kbr.core.filters.moving.lasting import lasting_of
 from kbr.core.kernels import Gaussian
 from kbr.core.linalg import or_one, ridge_cholesky
 
@@ -66,6 +67,7 @@ class SmoothMap:
     root: Float[Tensor, "k k"]
     doubt: Doubt
     choice: MapChoice
+    lasting: Float[Tensor, "k"]  # share of an error that is left at the next row
 
     def __call__(
         self, a: Inputs, *, cloud: bool = False, doubt: bool = True
@@ -98,12 +100,15 @@ class SmoothMap:
         choice: MapChoice | None = None,
         *,
         together: int = TOGETHER,
+        at: Float[Tensor, "n"] | None = None,
     ) -> "SmoothMap":
         """From pairs; with a `choice` of another fit, no setting is searched again.
 
         At most `together` rows that follow each other are left out at once: their errors may be
-        alike, so that those of a single row would be told by its neighbours.
+        alike, so that those of a single row would be told by its neighbours. `at` says where rows
+        lie in time: how long errors last is learned from it.
         """
+        rows = None if at is None else _evenly(at.unsqueeze(-1), MOST).squeeze(-1)
         a, target = _evenly(a.double(), MOST), _evenly(target.double(), MOST)
         if len(a) < 2:
             raise KbrError(f"a regression needs at least 2 rows; got {len(a)}. Raise n_train.")
@@ -119,7 +124,7 @@ class SmoothMap:
             choice = replace(choice, spreads=ridge.spreads(choice.ridges))
         else:
             ridge = _Ridge.of(inputs, target, choice.scale, together)
-        return ridge.fitted(centre, spread, choice)
+        return ridge.fitted(centre, spread, choice, rows)
 
     def to(self, device: str | torch.device) -> "SmoothMap":
         moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
@@ -135,7 +140,8 @@ class SmoothMap:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "SmoothMap":
         parts = {"doubt": Doubt(**record["doubt"]), "choice": MapChoice(**record["choice"])}
-        return cls(**{**record, **parts})
+        without = {"lasting": torch.zeros_like(record["low"])}  # of files from before
+        return cls(**{**without, **record, **parts})
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +225,9 @@ class _Ridge:
         uneven = (gain > PAYS + COST / len(errors)) & (errors.mean(0) > LEAST)
         return torch.where(uneven, chosen, torch.inf)
 
-    def fitted(self, centre: Tensor, spread: Tensor, choice: MapChoice) -> SmoothMap:
+    def fitted(
+        self, centre: Tensor, spread: Tensor, choice: MapChoice, at: Tensor | None
+    ) -> SmoothMap:
         errors = self.errors(choice.ridges)
         squares = errors.square()
         even = squares.mean(0).clamp_min(LEAST).log()
@@ -251,6 +259,7 @@ class _Ridge:
             root,
             self.doubt(choice.ridges),
             choice,
+            torch.zeros_like(self.size) if at is None else lasting_of(white, at),
         )
 
     def doubt(self, ridges: Float[Tensor, "k"]) -> Doubt:
