@@ -25,6 +25,7 @@ from kbr.core.units.places import moments
 from kbr.core.units.sampling import longer, sampling_of, varying_steps
 from kbr.core.units.scaling import Scaling, full_turn
 from kbr.core.units.sensors import EACH, Wanted, sensors_of
+from kbr.core.units.training_range import ranges_of
 from kbr.core.units.units import Units
 
 Names = tuple[str, ...] | None
@@ -57,8 +58,8 @@ def training_data(
 ) -> TrainingData:
     """Checked, cut and scaled; `standardize` is for x and for z. `units` are taken where given.
 
-    With `settled`, so is what they say of steps of time. Where the first row `goes_on` from one
-    that is known, the control that led to it counts.
+    With `settled`, so is what they say of steps of time, and their ranges grow by these rows. Where
+    the first row `goes_on` from one that is known, the control that led to it counts.
     """
     if units is None and sensors is None and has_parts(x):
         sensors = EACH
@@ -84,6 +85,7 @@ def training_data(
                 )
             called = layout or Layout.of_numbers(names_x or numbered("x", shape[0]))
             units = replace(units, sensors=sensors_of(sensors, called, units.x.circular))
+    units = _with_ranges(units, observed, latents, u, steps, starts, settled=settled)
     inner = units.x.apply(observed, "x").to(observed.dtype)
     flat = inner.reshape(*latents.shape[:-1], -1)
     one = tuple(inner.shape[latents.ndim - 1 :])
@@ -150,6 +152,28 @@ def _units(
     seen = names[0] if layout is None else layout.names
     kinds: dict[str, Any] = {"labels": names[1], "max_gap": gap, "u": u, "layout": layout}
     return Units(scale_x, scale_z, seen, names[1], **kinds)
+
+
+def _with_ranges(
+    units: Units,
+    x: Tensor,
+    z: Tensor,
+    u: Tensor | None,
+    steps: np.ndarray | None,
+    starts: list[int],
+    *,
+    settled: bool,
+) -> Units:
+    """Units that know from where to where these rows reach and, if `settled`, those before."""
+    moves = None if units.u is None else units.u.given(None, u, steps)
+    if moves is not None:
+        keep = torch.ones(z.shape[-2], dtype=torch.bool, device=moves.device)
+        keep[starts] = False
+        moves = moves[..., keep, :]
+    ranges = ranges_of(units, x.reshape(*z.shape[:-1], -1) if x.ndim < z.ndim else x, z, moves)
+    if not settled:
+        return replace(units, ranges=ranges)
+    return units if units.ranges is None else replace(units, ranges=units.ranges.joined(ranges))
 
 
 def _span(values: Tensor) -> float:

@@ -45,6 +45,7 @@ def with_rows(
     about = {"u": u, "time": time, "time_steps": "input" if timed else "equal"}
     more = training_data(x, z, units=units, settled=True, goes_on=goes_on, **about)
     _check_shapes(fitted, more)
+    data = replace(data, units=data.units and replace(data.units, ranges=more.units.ranges))
     return joined(data, _lifted(more, data, units, goes_on), goes_on)
 
 
