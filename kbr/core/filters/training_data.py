@@ -58,8 +58,8 @@ def training_data(
 ) -> TrainingData:
     """Checked, cut and scaled; `standardize` is for x and for z. `units` are taken where given.
 
-    With `settled`, so is what they say of steps of time, and their ranges grow by these rows. Where
-    the first row `goes_on` from one that is known, the control that led to it counts.
+    Ranges are those of these rows. With `settled`, what the units say of steps of time is taken
+    too. Where the first row `goes_on` from one that is known, the control that led to it counts.
     """
     if units is None and sensors is None and has_parts(x):
         sensors = EACH
@@ -85,7 +85,6 @@ def training_data(
                 )
             called = layout or Layout.of_numbers(names_x or numbered("x", shape[0]))
             units = replace(units, sensors=sensors_of(sensors, called, units.x.circular))
-    units = _with_ranges(units, observed, latents, u, steps, starts, settled=settled)
     inner = units.x.apply(observed, "x").to(observed.dtype)
     flat = inner.reshape(*latents.shape[:-1], -1)
     one = tuple(inner.shape[latents.ndim - 1 :])
@@ -94,7 +93,9 @@ def training_data(
         flat = torch.cat([flat, controls.to(flat)], -1)
     count = 0 if controls is None else controls.shape[-1]
     kinds: dict[str, Any] = {"controls": count, "sensors": units.sensors}
-    return TrainingData(flat, units.z.apply(latents), lengths, one, units, **kinds)
+    inner_z = units.z.apply(latents)
+    units = _with_ranges(units, (observed, latents, u), steps, starts)
+    return TrainingData(flat, inner_z, lengths, one, units, **kinds)
 
 
 def _units(
@@ -156,24 +157,19 @@ def _units(
 
 def _with_ranges(
     units: Units,
-    x: Tensor,
-    z: Tensor,
-    u: Tensor | None,
+    parts: tuple[Tensor, Tensor, Tensor | None],
     steps: np.ndarray | None,
     starts: list[int],
-    *,
-    settled: bool,
 ) -> Units:
-    """Units that know from where to where these rows reach and, if `settled`, those before."""
+    """Units that know from where to where the rows x, z and u reach."""
+    x, z, u = parts
     moves = None if units.u is None else units.u.given(None, u, steps)
     if moves is not None:
         keep = torch.ones(z.shape[-2], dtype=torch.bool, device=moves.device)
         keep[starts] = False
         moves = moves[..., keep, :]
-    ranges = ranges_of(units, x.reshape(*z.shape[:-1], -1) if x.ndim < z.ndim else x, z, moves)
-    if not settled:
-        return replace(units, ranges=ranges)
-    return units if units.ranges is None else replace(units, ranges=units.ranges.joined(ranges))
+    x = x.unsqueeze(-1) if x.ndim < z.ndim else x  # one number a row
+    return replace(units, ranges=ranges_of(units, x, z, moves))
 
 
 def _span(values: Tensor) -> float:
