@@ -8,11 +8,9 @@ import torch
 
 from kbr.core.units.columns import is_table
 from kbr.core.units.outside import ADVICE, Outside
-from kbr.core.units.ranges import Range
+from kbr.core.units.ranges import Range, Ranges
 from kbr.core.units.training_range import observed_names
 from kbr.core.units.units import Units
-
-EARLY = "answers there are extrapolations. How many there are is told at the end."
 
 
 class RangeWatch:
@@ -23,8 +21,8 @@ class RangeWatch:
 
     def __init__(self, units: Units, say: Callable[[str], None]) -> None:
         self.units, self.say = units, say
-        ranges = units.ranges
-        x, u = (None, None) if ranges is None else (ranges.x, ranges.u)
+        known = units.ranges or Ranges()
+        x, u = (one if one and one.low.ndim == 1 else None for one in (known.x, known.u))
         self._x = None if x is None else _Counts(x, observed_names(units))
         self._u = None if u is None or units.u is None else _Counts(u, units.u.columns)
         self._rows, self._said = 0, 0  # rows so far, and when something was said
@@ -40,18 +38,18 @@ class RangeWatch:
             move = self.units.u.given(value, None, np.asarray(np.nan))
             beyond = (move is not None and self._u.add(move.cpu().numpy().reshape(-1))) or beyond
         if beyond and not self._said:
-            self._tell(EARLY)
+            self._tell()
 
     def end(self) -> None:
         """One line about all rows, unless the first one has told all."""
         if self._said != self._rows:
-            self._tell(ADVICE)
+            self._tell()
 
-    def _tell(self, last: str) -> None:
+    def _tell(self) -> None:
         parts = [one.outside(self._rows) for one in (self._x, self._u) if one is not None]
         lines = [line for found in parts for line in found.lines]
         if lines:
-            self.say(f"range: {'; '.join(lines)}: {last}")
+            self.say(f"range: {'; '.join(lines)}: {ADVICE}")
             self._said = self._rows
 
 

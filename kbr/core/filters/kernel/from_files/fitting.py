@@ -2,7 +2,8 @@
 
 Settings are chosen on the last rows, units and bandwidths are those of evenly spaced rows, the
 candidates. What all rows say is in two sums: the average of the leading features of k_X k_Z, which
-the masses of landmarks among the candidates meet exactly, and the dynamics, a small matrix.
+the masses of landmarks among the candidates meet exactly, and the dynamics, a small matrix. From
+where to where the rows reach is told by a look at all of them before.
 """
 
 import warnings
