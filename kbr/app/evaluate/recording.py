@@ -24,6 +24,8 @@ from kbr.app.run.folder import DATA, read_json, write_bytes, write_json
 from kbr.app.run.train import trial_seeds, write_outcome
 from kbr.core.errors import KbrError
 from kbr.core.filters.result import FilterResult
+from kbr.core.units.outside import ADVICE, Outside
+from kbr.core.units.training_range import truths_outside
 from kbr.core.units.units import Units
 from kbr.loading import load_filter
 
@@ -38,12 +40,18 @@ class NewRecording:
     name: str
     rows: int
     units: Units
+    outside: Sequence[Outside] = ()
 
     def columns(self) -> dict[str, object]:
         return {"data": self.name, "rows": self.rows}
 
     def extra_metrics(self, mean: Tensor, truth: Tensor) -> dict[str, float]:
-        return {STANDARDISED: standardised_error(self.units, mean, truth)}
+        left = {
+            f"test/rows_outside/{'z/' if one.truth else ''}{one.column}": float(one.rows)
+            for found in self.outside
+            for one in found.columns
+        }
+        return {STANDARDISED: standardised_error(self.units, mean, truth), **left}
 
 
 def evaluate_recording(
@@ -67,10 +75,14 @@ def evaluate_recording(
     for note in notes_of(units, recording):
         print(f"  note: {note}")
     back = torch.from_numpy(np.argsort(recording.row))  # to the order of the file
-    outcome = _outcome(recording, units, [filt.filter(recording) for filt in filters], back)
+    results = [filt.filter(recording) for filt in filters]
+    outcome = _outcome(recording, units, results, back)
+    outside = _outside(recording, units, results[0])
+    print_outside(outside)
     title = title_of(paths)
     target = _target(folder / "evaluation", title, recording)
     record = {"path": path, "content": recording.digest(), "rows": len(recording)}
+    record["outside_training"] = [one for found in outside for one in found.record()]
     write_json(target / DATA, record)
     borders = {"sequence": recording.ids, "time": recording.stamps}
     there = {name: value[back.numpy()] for name, value in borders.items() if value is not None}
@@ -84,7 +96,7 @@ def evaluate_recording(
             raise KbrError("no row of the recording has a known z. Take its columns of z out.")
         scored = replace(outcome, **{name: getattr(outcome, name)[:, known] for name in ANSWERS})
         name = Path(path).name if isinstance(paths, str) else title
-        problem = NewRecording(name=name, rows=len(recording), units=units)
+        problem = NewRecording(name=name, rows=len(recording), units=units, outside=outside)
         metrics = write_outcome(target, problem, model, seeds, scored)  # type: ignore[arg-type]
         run_figures(target / "figures", scored)
         print_errors(metrics, outcome.labels or ())
@@ -105,6 +117,19 @@ def print_errors(metrics: Mapping[str, Any], labels: tuple[str, ...]) -> None:
     if "test/coverage_90" in metrics:
         share = metrics["test/coverage_90"]
         print(f"  test/coverage_90      {share:<10.3f} of the truths in their 90 % regions")
+
+
+def print_outside(outside: Sequence[Outside]) -> None:
+    """Which columns leave the range of training, a line each; nothing where none does."""
+    lines = [line for found in outside for line in found.lines]
+    for line in (*lines, ADVICE) if lines else ():
+        print(f"  range: {line}")
+
+
+def _outside(recording: Recording, units: Units, result: FilterResult) -> tuple[Outside, ...]:
+    """Of what the filter saw and, where they are known, of the truths."""
+    truths = truths_outside(units, torch.from_numpy(recording.z)) if recording.has_truth else None
+    return tuple(found for found in (result.outside, truths) if found is not None)
 
 
 def _outcome(

@@ -29,6 +29,7 @@ from kbr.core.units.controls import Controls
 from kbr.core.units.layout import Layout
 from kbr.core.units.scaling import TURNS, Scaling, full_turn
 from kbr.core.units.sensors import Sensors, Wanted, sensors_of
+from kbr.core.units.training_range import ranges_of
 from kbr.core.units.trend import Trend
 from kbr.core.units.units import Units
 from kbr.loading import RECURRENT, knows_units
@@ -157,6 +158,13 @@ class OwnData:
     @cached_property
     def filter_units(self) -> Units:
         """What the columns mean, fitted on the training rows: all filters of this run have it."""
+        units, rows = self._units_without_ranges(), self.parts.train_rows
+        z, moves = torch.from_numpy(self.recording.z[rows]), None
+        if units.u is not None and any(units.u.used):
+            moves = units.u.given(None, self._moves())
+        return replace(units, ranges=ranges_of(units, self._observed(rows), z, moves))
+
+    def _units_without_ranges(self) -> Units:
         recording, source = self.recording, self.source
         return Units(
             self._scale_x(),
@@ -211,11 +219,7 @@ class OwnData:
         recording = self.recording
         if recording.u is None:
             return None
-        rows = np.concatenate(
-            [rows[1:] for rows in self.parts.train]
-        )  # what leads to a first: none
-        moves = torch.from_numpy(recording.u[rows])
-        moves = moves[moves.isfinite().all(-1)]
+        moves = self._moves()
         tested = np.concatenate([recording.u[rows[1:]] for rows in self.parts.test])
         if not len(moves) or not np.isfinite(tested).all():
             raise KbrError(
@@ -224,6 +228,13 @@ class OwnData:
             )
         turn = full_turn(self.angle_unit)
         return Controls.fit(moves, recording.u_names, circular=self.circular, turn=turn)
+
+    def _moves(self) -> Tensor:
+        """The controls of training rows that have some; what leads to a first row is none."""
+        assert self.recording.u is not None
+        rows = np.concatenate([rows[1:] for rows in self.parts.train])
+        moves = torch.from_numpy(self.recording.u[rows])
+        return moves[moves.isfinite().all(-1)]
 
     def _scale_z(self) -> Scaling:
         rows, names = self.recording.z[self.parts.train_rows], self.recording.z_names

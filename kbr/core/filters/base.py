@@ -28,8 +28,10 @@ from kbr.core.uncertainty.calibration import NEVER, Calibration, bridges_of, hor
 from kbr.core.uncertainty.regions import Ellipsoid, credible_region
 from kbr.core.units.columns import is_table, names_of
 from kbr.core.units.layout import has_parts
+from kbr.core.units.outside import Outside
 from kbr.core.units.places import Place, moments
 from kbr.core.units.sensors import Wanted
+from kbr.core.units.training_range import outside_of
 from kbr.core.units.units import Units
 
 Trainable = TypeVar("Trainable", bound="TrainableFilter")
@@ -112,9 +114,9 @@ class BaseFilter(Conventions, ABC):
         With `adapt`, covariances follow the errors that `truth` [*b *s T dz] shows `delay` steps
         later (NaN: not known).
         """
-        pieces, order = self._pieces(x, u, time)
+        pieces, order, outside = self._pieces(x, u, time)
         answers = [self._answer(self._filtered(*rows), horizons_of) for rows in pieces]
-        result = joined(answers, order)
+        result = replace(joined(answers, order), outside=outside)
         if not adapt:
             return result
         if truth is None:
@@ -123,8 +125,9 @@ class BaseFilter(Conventions, ABC):
 
     def smooth(self, x: Any, *, u: Any = None, time: Any = None) -> FilterResult:
         """Beliefs at every step given the whole sequence, past and future; u and time as above."""
-        pieces, order = self._pieces(x, u, time)
-        return joined([self._answer(self._smoothed(*rows), bridges_of) for rows in pieces], order)
+        pieces, order, outside = self._pieces(x, u, time)
+        answers = [self._answer(self._smoothed(*rows), bridges_of) for rows in pieces]
+        return replace(joined(answers, order), outside=outside)
 
     def init(self, prior: Any = None) -> Belief:
         """The belief before any observation: every training latent equally likely.
@@ -284,10 +287,13 @@ class BaseFilter(Conventions, ABC):
         cov = answering.calibrated(mean, raw, since, None)
         return replace(inner, mean=mean, cov=cov, raw_cov=raw, since=since, units=self.units)
 
-    def _pieces(self, x: Any, u: Any, time: Any) -> tuple[list[tuple[Any, ...]], Tensor | None]:
+    def _pieces(
+        self, x: Any, u: Any, time: Any
+    ) -> tuple[list[tuple[Any, ...]], Tensor | None, Outside | None]:
         """Observations in inner coordinates, with controls: one sequence, or those of a table.
 
-        With several, also the order that brings their rows back to that of the table.
+        With several, also the order that brings their rows back to that of the table. Last, which
+        columns of x and u leave the training range.
         """
         inner, units = self.units.observations(x), self.units
         if isinstance(inner, FileRows) and not self.takes_files:
@@ -299,14 +305,18 @@ class BaseFilter(Conventions, ABC):
                 steps = np.full(len(inner), np.nan)
                 for some in rows:
                     steps[some[1:]] = np.diff(stamps[some])
-        control = units.controls(x, u, steps, [int(some[0]) for some in rows])
+        starts = [int(some[0]) for some in rows]
+        control, outside = (
+            units.controls(x, u, steps, starts),
+            outside_of(units, x, u, steps, starts),
+        )
         if control is not None and control.ndim == 1:
             control = control.unsqueeze(0)
         whole = (inner,) if control is None else (inner, control)
         if len(rows) == 1:
-            return [whole], None
+            return [whole], None, outside
         order = torch.from_numpy(np.argsort(np.concatenate(rows), kind="stable"))
-        return [tuple(_part(table, some) for table in whole) for some in rows], order
+        return [tuple(_part(table, some) for table in whole) for some in rows], order, outside
 
     def _adapted(self, result: FilterResult, truth: ArrayLike, delay: int) -> FilterResult:
         if delay < 1:

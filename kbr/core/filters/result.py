@@ -13,6 +13,7 @@ from kbr.core.errors import KbrError
 from kbr.core.showing.plotting import Scene, array, plot_path, plot_steps
 from kbr.core.showing.scoring import Score, score_of, truth_like
 from kbr.core.showing.tables import to_frame
+from kbr.core.units.outside import Outside
 from kbr.core.units.places import moments
 from kbr.core.units.units import Units
 
@@ -31,7 +32,9 @@ class FilterResult:
                is the prediction. `since` counts the steps since the last evidence;
     stretch    what adaptive regions have multiplied `cov` by;
     effective_sample_size   None for filters without weights;
-    units      names and angles of z, where the filter knows them.
+    units      names and angles of z, where the filter knows them;
+    outside    which columns of x and u left the range of the training data: false where none did,
+               None where that is not known. Answers there are extrapolations; printing says so.
     """
 
     mean: Means
@@ -42,6 +45,7 @@ class FilterResult:
     since: Tensor | None = None
     stretch: Float[Tensor, "*s t"] | None = None
     units: Units | None = None
+    outside: Outside | None = None
 
     def __repr__(self) -> str:
         *several, steps, dz = self.mean.shape
@@ -49,10 +53,11 @@ class FilterResult:
         evidence = int(self.evidence.sum())
         last = self.mean.reshape(-1, dz)[-1].tolist()
         answer = ", ".join(f"{value:.4g}" for value in last[:4])
+        said = f"\n  {self.outside}" if self.outside else ""
         return (
             f"{type(self).__name__}({lead}{steps} steps of {dz} latent(s), {evidence} with "
             f"evidence; fields mean, cov, evidence, ...; last mean [{answer}"
-            f"{', ...' if dz > 4 else ''}])"
+            f"{', ...' if dz > 4 else ''}]){said}"
         )
 
     @property
@@ -83,7 +88,8 @@ class FilterResult:
             )
         values = ((item.name, getattr(self, item.name)) for item in fields(self))
         one: dict[str, Any] = {k: v[index] for k, v in values if isinstance(v, Tensor)}
-        return replace(self, **one)
+        outside = None if self.outside is None else self.outside.sequence(*index)
+        return replace(self, **one, outside=outside)
 
     def score(self, z: Any) -> Score:
         """Errors, coverage of the 90 % region and likelihood of the truth z [*s T dz].
@@ -176,4 +182,4 @@ def joined(parts: list[FilterResult], order: Tensor | None = None) -> FilterResu
             fields[name] = (
                 whole if order is None else whole.index_select(axis, order.to(whole.device))
             )
-    return FilterResult(**fields, units=parts[0].units)
+    return FilterResult(**fields, units=parts[0].units, outside=None)

@@ -25,6 +25,7 @@ from kbr.core.units.places import moments
 from kbr.core.units.sampling import longer, sampling_of, varying_steps
 from kbr.core.units.scaling import Scaling, full_turn
 from kbr.core.units.sensors import EACH, Wanted, sensors_of
+from kbr.core.units.training_range import ranges_of
 from kbr.core.units.units import Units
 
 Names = tuple[str, ...] | None
@@ -57,8 +58,8 @@ def training_data(
 ) -> TrainingData:
     """Checked, cut and scaled; `standardize` is for x and for z. `units` are taken where given.
 
-    With `settled`, so is what they say of steps of time. Where the first row `goes_on` from one
-    that is known, the control that led to it counts.
+    Ranges are those of these rows. With `settled`, what the units say of steps of time is taken
+    too. Where the first row `goes_on` from one that is known, the control that led to it counts.
     """
     if units is None and sensors is None and has_parts(x):
         sensors = EACH
@@ -92,7 +93,9 @@ def training_data(
         flat = torch.cat([flat, controls.to(flat)], -1)
     count = 0 if controls is None else controls.shape[-1]
     kinds: dict[str, Any] = {"controls": count, "sensors": units.sensors}
-    return TrainingData(flat, units.z.apply(latents), lengths, one, units, **kinds)
+    inner_z = units.z.apply(latents)
+    units = _with_ranges(units, (observed, latents, u), steps, starts)
+    return TrainingData(flat, inner_z, lengths, one, units, **kinds)
 
 
 def _units(
@@ -150,6 +153,23 @@ def _units(
     seen = names[0] if layout is None else layout.names
     kinds: dict[str, Any] = {"labels": names[1], "max_gap": gap, "u": u, "layout": layout}
     return Units(scale_x, scale_z, seen, names[1], **kinds)
+
+
+def _with_ranges(
+    units: Units,
+    parts: tuple[Tensor, Tensor, Tensor | None],
+    steps: np.ndarray | None,
+    starts: list[int],
+) -> Units:
+    """Units that know from where to where the rows x, z and u reach."""
+    x, z, u = parts
+    moves = None if units.u is None else units.u.given(None, u, steps)
+    if moves is not None:
+        keep = torch.ones(z.shape[-2], dtype=torch.bool, device=moves.device)
+        keep[starts] = False
+        moves = moves[..., keep, :]
+    x = x.unsqueeze(-1) if x.ndim < z.ndim else x  # one number a row
+    return replace(units, ranges=ranges_of(units, x, z, moves))
 
 
 def _span(values: Tensor) -> float:

@@ -14,7 +14,9 @@ from kbr.core.inputs import as_tensor
 from kbr.core.linalg import or_one
 from kbr.core.uncertainty.regions import credible_region, gaussian_log_likelihood
 from kbr.core.units.columns import is_table
+from kbr.core.units.outside import Outside
 from kbr.core.units.scaling import Scaling
+from kbr.core.units.training_range import truths_outside
 from kbr.core.units.units import Units
 
 LEVEL = 0.9
@@ -33,7 +35,8 @@ class Score:
     rmse             root mean square error of each latent, by its name;
     coverage         share of the steps whose truth lies in the 90 % region;
     log_likelihood   mean log density of the truth, under a Gaussian with the answers' moments;
-    steps            how many had a truth.
+    steps            how many had a truth;
+    outside          which latents left the range of training; None where that is not known.
     """
 
     mse: float
@@ -42,19 +45,21 @@ class Score:
     coverage: float
     log_likelihood: float
     steps: int
+    outside: Outside | None = None
 
     def __repr__(self) -> str:
+        said = f"\n  {self.outside}" if self.outside else ""
         return (
             f"Score(mse {self.mse:.4g}, mae {self.mae:.4g}, 90 % region holds "
             f"{100 * self.coverage:.1f} %, log-likelihood {self.log_likelihood:.4g} a step; "
-            f"{self.steps} steps)"
+            f"{self.steps} steps){said}"
         )
 
 
 def score_of(mean: Means, cov: Float[Tensor, "*s dz dz"], truth: Any, units: Units) -> Score:
     """The score of moments; steps whose truth is missing (NaN) do not count."""
     z = truth_like(truth, mean, units)
-    there = known_steps(z)
+    there, outside = known_steps(z), truths_outside(units, z)
     mean, cov, z = mean[there].double(), cov[there].double(), z[there].double()
     error, density = z - mean, gaussian_log_likelihood(mean, cov, z)
     inside = credible_region(mean, cov, level=LEVEL).contains(z)
@@ -66,6 +71,7 @@ def score_of(mean: Means, cov: Float[Tensor, "*s dz dz"], truth: Any, units: Uni
         coverage=float(inside.double().mean()),
         log_likelihood=float(density.mean()),
         steps=len(z),
+        outside=outside,
     )
 
 

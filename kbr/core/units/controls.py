@@ -82,6 +82,24 @@ class Controls:
         `steps` are those of time, one a row; `starts` the rows that begin a sequence. None where
         no input is in use.
         """
+        values = self.given(x, u, steps)
+        if values is None:
+            return None
+        inner = self.scaling.apply(values, "u")
+        if len(starts):
+            inner[..., list(starts), :] = 0.0
+        if not bool(inner.isfinite().all()):
+            raise KbrError(
+                "u has missing values (NaN) in rows that do not begin a sequence, and without the "
+                "control the step to them cannot be predicted. Fill them, for example with the "
+                "last value, or let a new sequence begin there."
+            )
+        return inner
+
+    def given(
+        self, x: Any, u: Any, steps: np.ndarray | None = None
+    ) -> Float[Tensor, "*s d"] | None:
+        """The inputs in use as they were recorded, the step of time last; None where none is."""
         device = self.scaling.mean.device
         parts = [self._columns(x, u).to(device)] if any(self.used) else []
         if self.time:
@@ -93,17 +111,7 @@ class Controls:
             parts.append(torch.as_tensor(steps, dtype=torch.float64, device=device).unsqueeze(-1))
         if not parts:
             return None
-        values = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        inner = self.scaling.apply(values, "u")
-        if len(starts):
-            inner[..., list(starts), :] = 0.0
-        if not bool(inner.isfinite().all()):
-            raise KbrError(
-                "u has missing values (NaN) in rows that do not begin a sequence, and without the "
-                "control the step to them cannot be predicted. Fill them, for example with the "
-                "last value, or let a new sequence begin there."
-            )
-        return inner
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def recorded(self, x: Any, u: Any) -> Float[Tensor, "*s d"] | None:
         """All columns as they were recorded, of a table by their names; zero if not in use."""

@@ -20,6 +20,7 @@ from kbr.core.units.columns import is_table, names_of, numbered
 from kbr.core.units.controls import Controls
 from kbr.core.units.layout import Layout, entry
 from kbr.core.units.places import Place, cut, grouped, is_gap, label, moment, moments
+from kbr.core.units.ranges import Ranges
 from kbr.core.units.scaling import Scaling
 from kbr.core.units.sensors import Sensors
 
@@ -37,7 +38,9 @@ class Units:
     max_gap   a longer step of time begins a new sequence;
     source    how new recordings are read, as plain values: the columns of `sequence` ids and of
               `time`; `several`, whether there were ids; `dates`, whether time stamps were dates;
-              `decimal`, `file`, `resize` and `channels` as the keys of data=recording.
+              `decimal`, `file`, `resize` and `channels` as the keys of data=recording;
+    ranges    from where to where the training rows reach; None where that is not known, as in
+              older files.
     """
 
     x: Scaling
@@ -50,6 +53,7 @@ class Units:
     u: Controls | None = None
     sensors: Sensors | None = None
     layout: Layout | None = None
+    ranges: Ranges | None = None
 
     @classmethod
     def none(cls, like: Tensor) -> "Units":
@@ -154,7 +158,8 @@ class Units:
 
     def member(self, index: int) -> "Units":
         u = self.u and self.u.member(index)
-        return replace(self, x=self.x.member(index), z=self.z.member(index), u=u)
+        ranges = self.ranges and self.ranges.member(index)
+        return replace(self, x=self.x.member(index), z=self.z.member(index), u=u, ranges=ranges)
 
     def record(self) -> dict[str, Any]:
         """Plain values and tensors, for a file."""
@@ -168,6 +173,7 @@ class Units:
             "u": self.u and self.u.record(),
             "sensors": self.sensors and self.sensors.record(),
             "shapes": self.layout and [list(shape) for shape in self.layout.shapes],
+            "ranges": self.ranges and self.ranges.record(),
         }
 
     @classmethod
@@ -190,6 +196,7 @@ class Units:
                 u=None if record.get("u") is None else Controls.from_record(record["u"]),
                 sensors=Sensors.of_record(parts) if (parts := record.get("sensors")) else None,
                 layout=layout,
+                ranges=Ranges.from_record(known) if (known := record.get("ranges")) else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             if isinstance(error, KbrError):

@@ -64,7 +64,7 @@ class MovingReadoutFilter(ReadoutTraining):
         self._operator = module.readout(psi[:cut], z[:cut])
         error = (psi @ self._operator - module.targets(z)).square().mean(-1)
         rows = self._shown(psi)
-        bare: dict[str, Any] = {"x_names": None, "sensors": None, "layout": None}
+        bare: dict[str, Any] = {"x_names": None, "sensors": None, "layout": None, "ranges": None}
         units = replace(self.units, x=Scaling.none(rows), **bare)
         data = TrainingData(rows, z, self._lengths, (rows.shape[-1],), units)
         overfit = bool(error[cut:].mean() > OVERFIT * error[:cut].mean())

@@ -15,9 +15,11 @@ from kbr.core.filters.kernel.facts import Grids, kernel_facts
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.growing.more_rows import recorded
 from kbr.core.filters.training_data import TrainingData
+from kbr.core.inputs import as_tensor
 from kbr.core.io.file_rows import FileRows
 from kbr.core.uncertainty.calibration import Calibration
 from kbr.core.units.scaling import Scaling
+from kbr.core.units.training_range import ranges_of
 from kbr.training.filters.trained import TrainedFilter
 
 
@@ -52,7 +54,7 @@ class FilterOnFeatures(TrainedFilter):
 
     def _on(self, rows: Float[Tensor, "n d"], z: Float[Tensor, "n dz"]) -> TrainingData:
         """What the kernel filter is fitted to: these rows as they are, latents in their units."""
-        bare: dict[str, Any] = {"x_names": None, "sensors": None, "layout": None}
+        bare: dict[str, Any] = {"x_names": None, "sensors": None, "layout": None, "ranges": None}
         units = replace(self.units, x=Scaling.none(rows), **bare)
         return TrainingData(rows, z, self._lengths, (rows.shape[-1],), units)
 
@@ -67,7 +69,18 @@ class FilterOnFeatures(TrainedFilter):
         psi = [self._features(self.units.observations(part)) for part in (x if several else [x])]
         rows: Any = psi if several else psi[0]
         self._filter.partial_fit(rows, z, time=time, continues=continues, **about)
+        for part in zip(psi, x, z, strict=True) if several else [(psi[0], x, z)]:
+            self._reach(*part)
         return self
+
+    def _reach(self, psi: Tensor, x: Any, z: Any) -> None:
+        """The training range grows by the rows that the kernel filter has taken."""
+        known, latents = self.units.ranges, as_tensor(z, name="z")
+        latents = latents.unsqueeze(-1) if latents.ndim == 1 else latents
+        taken = psi.isfinite().all(-1) & latents.isfinite().all(-1)
+        if known is not None and bool(taken.any()):
+            new = ranges_of(self.units, as_tensor(x, name="x")[taken], latents[taken])
+            self._units = replace(self.units, ranges=known.joined(new))
 
     @property
     def kernel_filter(self) -> KernelBayesFilter:

@@ -2,7 +2,8 @@
 
 Settings are chosen on the last rows, units and bandwidths are those of evenly spaced rows, the
 candidates. What all rows say is in two sums: the average of the leading features of k_X k_Z, which
-the masses of landmarks among the candidates meet exactly, and the dynamics, a small matrix.
+the masses of landmarks among the candidates meet exactly, and the dynamics, a small matrix. From
+where to where the rows reach is told by a look at all of them before.
 """
 
 import warnings
@@ -35,6 +36,7 @@ from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.from_files.journal import Journal, key_of
 from kbr.core.filters.kernel.from_files.pairs import FilePairs
 from kbr.core.filters.kernel.from_files.passes import Averages, Steps, summed, whole_rows
+from kbr.core.filters.kernel.from_files.reaching import ranges_in
 from kbr.core.filters.kernel.from_files.team import Team, team_of
 from kbr.core.filters.kernel.novelty import reach_of
 from kbr.core.filters.kernel.settings import Settings
@@ -44,6 +46,7 @@ from kbr.core.filters.sequences import held_order, held_sequences
 from kbr.core.filters.training_data import TrainingData, training_data
 from kbr.core.ratios import KuLSIF
 from kbr.core.showing.progress import bar_of
+from kbr.core.units.ranges import Ranges
 
 CANDIDATES = 20_000  # evenly spaced pairs, among which landmarks are found
 RESIDUAL = 1e-10  # pivots of k_X k_Z stop here: averages over all rows have so many digits
@@ -106,7 +109,9 @@ def _fit(
     builder = of_many(Builder(settings)) if is_large(pairs.n) else Builder(settings)
     chosen = journal.once("choice", lambda: _packed(_choice(builder, recent, progress)))
     choice = Choice(**chosen["values"], edges=tuple(Edge(**edge) for edge in chosen["edges"]))
-    x, z, units = few.x.double(), few.z, few.units
+    x, z = few.x.double(), few.z
+    reached = journal.once("ranges", lambda: (r := ranges_in(pairs, few.units)) and r.record())
+    units = replace(few.units, ranges=None if reached is None else Ranges.from_record(reached))
     kernels = builder.fitted_kernels(x, z, (choice.scale_x, choice.scale_z))
     wide = wide_kernels(kernels, x, z)
     moments, found = pair_moments(wide, x, z, n_landmarks, RESIDUAL)

@@ -45,6 +45,9 @@ def with_rows(
     about = {"u": u, "time": time, "time_steps": "input" if timed else "equal"}
     more = training_data(x, z, units=units, settled=True, goes_on=goes_on, **about)
     _check_shapes(fitted, more)
+    before, new = units.ranges, more.units.ranges
+    if data.units is not None and before is not None and new is not None:
+        data = replace(data, units=replace(data.units, ranges=before.joined(new)))
     return joined(data, _lifted(more, data, units, goes_on), goes_on)
 
 
