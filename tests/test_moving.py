@@ -126,6 +126,7 @@ def linear_map(matrix, cov):
         torch.linalg.cholesky(cov / torch.outer(sd, sd)),
         Doubt(like.new_zeros(d + 2, d + 2), like.new_zeros(d + 2, k), like.new_zeros(k)),
         MapChoice(1.0, like.new_ones(k), like.new_full((k,), torch.inf)),
+        like.new_zeros(k),
     )
 
 

@@ -71,7 +71,7 @@ class MovingFilter(TrainableFilter):
     temper     power of the likelihood, 1 or less;
     inflate    factor of the standard deviations of a step, 1 or more;
     outliers   share of observations that tell nothing, at most .5;
-    lasting    factor of the learned shares of a sensor's errors that last from row to row; 0: errors
+    lasting    factor of the learned shares of a sensor's errors that last from row to row; 0: all
                are new at every row;
     jitter     errors added to the latents that dynamics are learned from, in sizes of a step's own
                error: brings points back that leave the curve or surface where latents lie;
