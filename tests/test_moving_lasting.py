@@ -102,7 +102,7 @@ def test_beliefs_are_as_sure_as_errors_that_last_allow():
 def test_it_is_chosen_by_held_out_steps():
     settings = {**FIXED, "temper": "auto", "sensing": "shows", "n_particles": 100}
     assert MovingFilter(**settings).fit(*drift(600, 0)).chosen["lasting"] == 1
-    x, z = drift(300, 3)
+    _, z = drift(300, 3)
     assert not MovingFilter(**settings).fit(z + 0.3 * normal(300, 1, seed=7), z).model.lasting.any()
 
 
