@@ -30,8 +30,6 @@ def run_filter(
     `flags`: which were seen, and which are familiar; others are no evidence. None given: all are.
     """
     now, steps = operators.start(query.shape[-3]), []
-    if all(bool(flag.all()) for flag in flags):
-        flags = ()
     columns = [flag.unbind(-1) for flag in flags]  # an index at every step is slower
     rows = zip(query.unbind(-2), *columns, strict=True)
     with torch.inference_mode(_is_plain(operators, query, lam)):  # each small call costs less
