@@ -5,7 +5,7 @@ import torch
 
 from kbr import ImportanceWeightedRule, KernelBayesFilter
 from kbr.core.datasets.dynamics import Rotation
-from kbr.core.filters.kernel.alone import is_alone, weights_alone
+from kbr.core.filters.kernel.engines.alone import is_alone, weights_alone
 from kbr.core.linalg import quick_ridge_solve, ridge_solve
 from kbr.core.tables import at_rows, by_feature, extended, sum_rows, weighted_gram
 

@@ -223,7 +223,7 @@ def compress(features: Features, *, tolerance: float) -> Compressed:
     factor, pivots = square_pivots(psi, tolerance=tolerance)
     triangle, used = pivot_triangle(factor, pivots)
     mixing = torch.linalg.solve_triangular(triangle, factor, upper=False, left=False)
-    few = take_rows(psi, pivots).contiguous()
+    few = by_feature(take_rows(psi, pivots))
     mix = mixer(few, triangle, used)
     return Compressed(features, mixing.contiguous(), few, mix, few.shape[-2])
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.belief import MomentsTable
-from kbr.core.filters.kernel.alone import is_alone, weights_alone
 from kbr.core.filters.kernel.engine import (
     Coordinates,
     Flags,
@@ -25,6 +24,7 @@ from kbr.core.filters.kernel.engine import (
     Update,
     Weights,
 )
+from kbr.core.filters.kernel.engines.alone import is_alone, weights_alone
 from kbr.core.filters.sequences import split
 from kbr.core.rules import NEGLIGIBLE, Rule, has_evidence, normalize_ratio, normalized
 
