@@ -103,6 +103,7 @@ def test_horizons_of_a_stream_are_those_of_a_sequence():
     for t, there in enumerate(seen):
         now = next_horizon(now, there)
         assert int(now) == int(whole[t])
+    assert torch.equal(horizons_of(torch.stack([seen, ~seen]))[0], whole)
     assert whole[2:9].tolist() == [-WAKING, -2, -1, 0, 1, 2, 0]
     assert whole[14:].tolist() == [-WAKING, 1, 0, 0, 0]
     assert bridges_of(torch.tensor([True, False, False, False, True])).tolist() == [

@@ -18,7 +18,7 @@ from kbr.core.errors import KbrError
 from kbr.core.inputs import check_shares, check_sizes
 from kbr.core.kernels import Gaussian, Kernel, Linear, Points
 from kbr.core.linalg import pivoted_cholesky
-from kbr.core.tables import blocks, extended
+from kbr.core.tables import blocks, by_feature, extended
 
 # Up to GRAM_POINTS points the Gram matrix is formed once, above that its columns one at a time.
 # Points of few coordinates have low rank and cheap columns: faster from a quarter of that on.
@@ -36,6 +36,10 @@ class Features:
 
     def __call__(self, points: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q p"]:
         return self.function(points)
+
+    def by_feature(self) -> "Features":
+        """The same features, those of the training points laid out feature by feature."""
+        return replace(self, train=by_feature(self.train))
 
     def grown(self, points: Float[Tensor, "*b m d"]) -> "Features":
         """The same features with those of more training points."""

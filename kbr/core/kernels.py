@@ -45,6 +45,11 @@ def squared_distances(a: Points, b: Others) -> Gram:
     return torch.where(distances > rounding * squares, distances, torch.zeros_like(distances))
 
 
+def distances_to(a: Float[Tensor, "*b 1 d"], b: Others) -> Float[Tensor, "*b 1 m"]:
+    """|a - b_j| of one point, from the differences: no digits are lost, few calls are made."""
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+
+
 def _in_range(points: Points) -> Points:
     """Coordinates whose squares add up without overflow; a point that far is far still."""
     limit = 0.25 * math.sqrt(torch.finfo(points.dtype).max / max(points.shape[-1], 1))
@@ -122,8 +127,7 @@ class Kernel:
 
         def cross(a: Tensor) -> Tensor:
             if few and a.shape[-2] == 1:  # a step of a stream
-                between = _in_range(scaled - a / width)
-                return self.profile(between.square().sum(-1).unsqueeze(-2))
+                return self.profile(distances_to(_in_range(a / width), scaled).square())
             a = _in_range(a / width - centre)
             squares = a.square().sum(-1).unsqueeze(-1) + norms
             distances = squares - a @ twice

@@ -60,6 +60,18 @@ def ridge_solve(a: Square, b: Columns, *, ridge: float | Tensor, name: str = "ri
     return torch.cholesky_solve(b.to(torch.float64), ridge_cholesky(a, ridge=ridge, name=name))
 
 
+def quick_ridge_solve(
+    a: Float[Tensor, "p p"], b: Float[Tensor, "p q"], *, ridge: float
+) -> Float[Tensor, "p q"] | None:
+    """`ridge_solve` of one system in float64, into which the ridge is written.
+
+    None where it is not positive definite: `ridge_solve` then says so.
+    """
+    a.diagonal().add_(ridge)
+    factor, info = torch.linalg.cholesky_ex(a)
+    return None if info.item() else torch.cholesky_solve(b, factor)
+
+
 def general_ridge_solve(
     a: Square, b: Columns, *, ridge: float | Tensor, name: str = "ridge"
 ) -> Tensor:

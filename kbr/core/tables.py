@@ -18,10 +18,21 @@ def blocks(n: int, rows: int | None = None) -> Iterator[slice]:
     return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
+def by_feature(table: Float[Tensor, "*b n p"]) -> Float[Tensor, "*b n p"]:
+    """The same table with the numbers of each feature side by side in memory.
+
+    Products with one vector then read them in order, which is up to twice as fast.
+    """
+    return table.mT.contiguous().mT
+
+
 def extended(table: Float[Tensor, "*b n p"], rows: int) -> Float[Tensor, "*b m p"]:
-    """A copy of the table with room for so many rows more."""
+    """A copy of the table with room for so many rows more, laid out as it is."""
     *batch, n, p = table.shape
-    longer = table.new_empty(*batch, n + rows, p)
+    upright = table.is_contiguous() or not table.mT.is_contiguous()
+    shape = (n + rows, p) if upright else (p, n + rows)
+    longer = table.new_empty(*batch, *shape)
+    longer = longer if upright else longer.mT
     longer[..., :n, :] = table
     return longer
 
@@ -52,6 +63,8 @@ def weighted_gram(
     weights: Float[Tensor, "*b s n"], table: Float[Tensor, "*b n d"]
 ) -> Float[Tensor, "*b s d d"]:
     """Math: table' diag(w) table, for each of the s weights."""
+    if weights.numel() == table.shape[-2] and table.dtype == weights.dtype:
+        return ((table.mT * weights) @ table).reshape(*weights.shape[:-1], *2 * table.shape[-1:])
     wide = table.unsqueeze(-3)
     if table.dtype == weights.dtype:
         return (wide * weights.unsqueeze(-1)).mT @ wide

@@ -10,6 +10,7 @@ further off in places that training has not seen: errors grow with the distance 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -230,14 +231,23 @@ def next_horizon(horizon: Tensor, evidence: Tensor) -> Tensor:
     """The horizon after one more step, with or without evidence."""
     if horizon.ndim == 0 and not torch.compiler.is_compiling():  # one stream: no kernels to launch
         now = int(horizon)
-        one = (-WAKING if now > LONG else min(now + 1, 0)) if bool(evidence) else max(now, 0) + 1
+        one = _next(now, bool(evidence))
         return horizon if one == now else horizon.new_tensor(one)
     awake = torch.where(horizon > LONG, -WAKING, (horizon + 1).clamp_max(0))
     return torch.where(evidence, awake, horizon.clamp_min(0) + 1)
 
 
+def _next(horizon: int, evidence: bool) -> int:
+    if not evidence:
+        return max(horizon, 0) + 1
+    return -WAKING if horizon > LONG else min(horizon + 1, 0)
+
+
 def horizons_of(evidence: Tensor) -> Tensor:
     """The horizon of every step [*s t], from the start of the sequences."""
+    if evidence.ndim == 1:
+        each = accumulate(evidence.tolist(), _next, initial=NEVER)
+        return torch.tensor(list(each)[1:], device=evidence.device)
     now = torch.full(evidence.shape[:-1], NEVER, device=evidence.device)
     horizons = []
     for there in evidence.unbind(-1):

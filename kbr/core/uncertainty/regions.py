@@ -6,6 +6,7 @@ Smaller scores are better. PIT values of a calibrated filter are uniform.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float
@@ -188,6 +189,7 @@ def modes(density: Float[Tensor, "g"], grid: Float[Tensor, "g"]) -> Float[Tensor
     return grid[peak][order]
 
 
+@lru_cache
 def chi2_quantile(level: float, dof: int) -> float:
     """Quantile of the chi-square distribution, by bisection of the incomplete gamma function."""
     check_level(level)

@@ -27,7 +27,7 @@ from kbr.core.features import FeatureMap, Features, pivot_triangle, take_rows
 from kbr.core.kernels import Kernel
 from kbr.core.linalg import pivoted_cholesky
 from kbr.core.rules import Rule
-from kbr.core.tables import at_rows, blocks, extended, sum_rows, weighted_gram
+from kbr.core.tables import at_rows, blocks, by_feature, extended, sum_rows, weighted_gram
 
 Points = Float[Tensor, "*b q dx"]
 Coordinates = Float[Tensor, "*b q c"]
@@ -104,6 +104,10 @@ class LowRank:
     def grown(self, x: Points, *, lam: float) -> "LowRank":
         return replace(self, features=self.features.grown(x))
 
+    def by_feature(self) -> "LowRank":
+        """The same update with its tables laid out for steps of one sequence."""
+        return replace(self, features=self.features.by_feature())
+
     def observe(self, x: Points) -> Coordinates:
         return self.features(x)
 
@@ -164,8 +168,12 @@ class Compressed(LowRank):
         return replace(self, mixing=mixing, pivots=pivots)
 
     def second(self, ratio: Weights) -> Float[Tensor, "*b s d d"]:
-        wide = self.pivots.unsqueeze(-3)
-        return (wide * sum_rows(ratio, self.mixing).unsqueeze(-1)).mT @ wide
+        return weighted_gram(sum_rows(ratio, self.mixing), self.pivots)
+
+    def by_feature(self) -> "Compressed":
+        made, tables = super().by_feature(), (self.mixing, self.pivots)
+        mixing, pivots = (by_feature(table) for table in tables)
+        return replace(self, features=made.features, mixing=mixing, pivots=pivots)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +223,7 @@ def compress(features: Features, *, tolerance: float) -> Compressed:
     factor, pivots = square_pivots(psi, tolerance=tolerance)
     triangle, used = pivot_triangle(factor, pivots)
     mixing = torch.linalg.solve_triangular(triangle, factor, upper=False, left=False)
-    few = take_rows(psi, pivots).contiguous()
+    few = by_feature(take_rows(psi, pivots))
     mix = mixer(few, triangle, used)
     return Compressed(features, mixing.contiguous(), few, mix, few.shape[-2])
 

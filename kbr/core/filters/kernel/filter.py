@@ -226,10 +226,8 @@ class KernelBayesFilter(FileFilter):
         if belief.table is not operators.readout:  # of another filter, it seems
             check_belief(belief, operators)
         recent, x = fitted.window(belief.recent, x)
-        row, seen = x.reshape(fitted.row), None
-        if isinstance(fitted.reach, Reach) and math.isfinite(row.sum()):  # so is every number in it
-            familiar = fitted.reach(row)
-        else:
+        row, seen, familiar = x.reshape(fitted.row), None, None
+        if not (isinstance(fitted.reach, Reach) and fitted.reach.is_near(row)):
             row, seen, familiar = fitted.known(row)
         if operators.controls:
             row = torch.cat([row, self._moves(u, 1)], -1)

@@ -19,6 +19,7 @@ from kbr.core.filters.kernel.choosing.validation import (
 )
 from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
 from kbr.core.filters.kernel.dynamics.lift import lift_tolerance
+from kbr.core.filters.kernel.engine import LowRank
 from kbr.core.filters.kernel.engines.landmarks import landmark_operators, landmark_tolerance
 from kbr.core.filters.kernel.engines.large import is_large, large_operators, tuning_part
 from kbr.core.filters.kernel.engines.sensors import SensorReach
@@ -213,8 +214,9 @@ def _operators(builder: Builder, x: Tensor, data: FittedData) -> tuple[Operators
         single = {name: float(value) for name, value in ridges.items()}
         return landmark_operators(rule, update, z, data.landmarks, **single)
     update = builder.update(x, choice.scale_x, tolerance, lam=lam)
+    update = update.by_feature() if isinstance(update, LowRank) else update
     eta = float(torch.minimum(choice.eta, choice.lam_transition).min())
-    latents = builder.latents(z, choice.scale_z, latent_tolerance(eta))
+    latents = builder.latents(z, choice.scale_z, latent_tolerance(eta)).by_feature()
     lift = builder.lift(latents.train, data, lift_tolerance(eta))
     operators = builder.operators(update, latents, z, data.lengths, lift=lift, **ridges)
     known = isinstance(rule.ratio, TransitionRatio)

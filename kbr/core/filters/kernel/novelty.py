@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kbr.core.kernels import FEW_COORDINATES, squared_distances
+from kbr.core.kernels import FEW_COORDINATES, distances_to, squared_distances
 
 ANCHORS = 512  # training observations, evenly spaced, that others are compared with
 BEYOND = 1.5  # times the largest held-out distance: farther is unlike
@@ -29,9 +29,15 @@ class Reach:
 
     def __call__(self, x: Float[Tensor, "*b q dx"]) -> Bool[Tensor, "*b q"]:
         if x.shape[-2] == 1 and x.shape[-1] <= FEW_COORDINATES:  # a step of a stream
-            distance: Tensor = torch.linalg.vector_norm(self.anchors - x, dim=-1)
-            return distance.amin(-1, keepdim=True) <= self.radius
+            return distances_to(x, self.anchors).amin(-1) <= self.radius
         return squared_distances(x, self.anchors).amin(-1) <= self.limit.unsqueeze(-1)
+
+    def is_near(self, x: Float[Tensor, "1 dx"]) -> bool:
+        """Whether one observation is all there, and familiar; False also where it is not told."""
+        if x.ndim > 2 or x.shape[-1] > FEW_COORDINATES:
+            return False
+        nearest = distances_to(x, self.anchors).min().item()  # NaN where a number is missing
+        return nearest <= self.radius.item()
 
     def joined(self, x: Float[Tensor, "*b n dx"]) -> "Reach":
         """With training observations that were added later: as near to these is as good."""

@@ -7,16 +7,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult
-from kbr.core.filters.kernel.engine import Query, Ridge, State, Weights
+from kbr.core.filters.kernel.engine import Compressed, LowRank, Query, Ridge, State, Weights
 from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.filters.sequences import split
-from kbr.core.rules import normalize_ratio, normalized
+from kbr.core.ratios import KuLSIF
+from kbr.core.rules import ImportanceWeightedRule, OriginalRule, normalize_ratio, normalized
 from kbr.core.tables import blocks
 
 Queries = Float[Tensor, "*b s t c"]
 FlagsInTime = Bool[Tensor, "*b s t"]
 Summary = tuple[Tensor, Tensor, Tensor, Tensor]  # moments, evidence, |w|, coordinates
 
+OURS = (ImportanceWeightedRule, OriginalRule, KuLSIF, LowRank, Compressed)
 NUMBERS = 20_000_000  # ratios at once when smoothing: 160 MB
 
 
@@ -28,11 +30,20 @@ def run_filter(
     `flags`: which were seen, and which are familiar; others are no evidence. None given: all are.
     """
     now, steps = operators.start(query.shape[-3]), []
-    columns = (flag.unbind(-1) for flag in flags)  # an index at every step is slower
-    for x, *told in zip(query.unbind(-2), *columns, strict=True):
-        now = operators.step(now, x, lam, *told)
-        steps.append(_summary(now))
+    columns = [flag.unbind(-1) for flag in flags]  # an index at every step is slower
+    rows = zip(query.unbind(-2), *columns, strict=True)
+    with torch.inference_mode(_is_plain(operators, query, lam)):  # each small call costs less
+        for x, *told in rows:
+            now = operators.step(now, x, lam, *told)
+            steps.append(_summary(now))
     return _result(operators, steps)
+
+
+def _is_plain(operators: Operators, query: Queries, lam: Ridge) -> bool:
+    """Whether no gradients are wanted, and no code of the user's runs, which might take some."""
+    parts = (operators.rule, operators.rule.ratio, operators.update)
+    ours = all(type(part) in OURS for part in parts)
+    return ours and not (query.requires_grad or lam.requires_grad)
 
 
 def run_forecast(

@@ -24,6 +24,7 @@ from kbr.core.filters.kernel.engine import (
     Update,
     Weights,
 )
+from kbr.core.filters.kernel.engines.alone import is_alone, weights_alone
 from kbr.core.filters.sequences import split
 from kbr.core.rules import NEGLIGIBLE, Rule, has_evidence, normalize_ratio, normalized
 
@@ -144,12 +145,17 @@ class Operators(ABC):
         That is where x was not `seen`, is not `familiar` (unlike any of training), or leaves no
         weights to speak of. None: all are.
         """
-        _, u = split(query, self.controls)
+        x, u = split(query, self.controls)
         if now.first:
             ratio = self.ratio(now.state, lambda: now.weights)
         else:
             ratio = self.ahead_ratio(now.state, u)
-        r = self.rule.effective_ratio(self.weigh(ratio))
+        ratio = self.weigh(ratio)
+        if is_alone(self.update, self.rule, ratio, lam) and _told(seen) and _told(familiar):
+            alone = weights_alone(self.update, self.rule, ratio, x, lam.item())
+            if alone is not None:
+                return self.belief(alone[0], evidence=torch.full((1,), alone[1], device=x.device))
+        r = self.rule.effective_ratio(ratio)
         weights, total, usable = self.posterior(r, query, lam, seen, familiar)
         keep = usable
         if not self.rule.normalize:
@@ -203,3 +209,8 @@ class Operators(ABC):
             evidence = torch.zeros(weights.shape[:-1], dtype=torch.bool, device=weights.device)
         state = self.coordinates(weights) if state is None else state
         return Step(weights, state, self.readout(weights), evidence, first)
+
+
+def _told(flag: Told) -> bool:
+    """Of one sequence."""
+    return flag is None or bool(flag)
