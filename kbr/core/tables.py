@@ -6,9 +6,12 @@ on very many points keep them, is read block by block, and sums over its rows ar
 
 from collections.abc import Iterator
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+WORK = 2**20  # products in a table' table from which rows of no weight are left out
+MOST = 0.8  # share of the rows from which all are taken
 ROWS = 16_384  # of a block: its features and their products stay in the cache
 
 
@@ -51,13 +54,36 @@ def sum_rows(
 def weighted_gram(
     weights: Float[Tensor, "*b s n"], table: Float[Tensor, "*b n d"]
 ) -> Float[Tensor, "*b s d d"]:
-    """Math: table' diag(w) table, for each of the s weights."""
-    wide = table.unsqueeze(-3)
+    """Math: table' diag(w) table, for each of the s weights.
+
+    Data sets are taken one by one: what is made of a whole batch is larger than the cache. So are
+    weights where the product costs more than to look for rows without weight, which are left out.
+    """
     if table.dtype == weights.dtype:
-        return (wide * weights.unsqueeze(-1)).mT @ wide
+        if table.ndim > 2:
+            pairs = zip(weights, table, strict=True)
+            return torch.stack([weighted_gram(one, rows) for one, rows in pairs])
+        if table.numel() * table.shape[-1] < WORK or torch.compiler.is_compiling():
+            return (table * weights.unsqueeze(-1)).mT @ table
+        return torch.stack([_gram(*_present(one, table)) for one in weights])
+    wide = table.unsqueeze(-3)
     d = table.shape[-1]
     total = weights.new_zeros(*weights.shape[:-1], d, d)
     for rows in blocks(table.shape[-2], max(1, ROWS // weights.shape[-2])):
         part = wide[..., rows, :].to(weights.dtype)
         total += (part * weights[..., rows].unsqueeze(-1)).mT @ part
     return total
+
+
+def _gram(weights: Float[Tensor, "n"], table: Float[Tensor, "n d"]) -> Float[Tensor, "d d"]:
+    return (table * weights.unsqueeze(-1)).mT @ table
+
+
+def _present(
+    weights: Float[Tensor, "n"], table: Float[Tensor, "n d"]
+) -> tuple[Float[Tensor, "k"], Float[Tensor, "k d"]]:
+    """The rows that have a weight; all of them where those are nearly as many."""
+    rows = weights.nonzero().squeeze(-1)
+    if len(rows) > MOST * len(weights):
+        return weights, table
+    return weights.index_select(0, rows), table.index_select(0, rows)

@@ -142,14 +142,14 @@ class Operators(ABC):
         """The belief after one more observation; the prediction where it tells nothing.
 
         That is where x was not `seen`, is not `familiar` (unlike any of training), or leaves no
-        weights to speak of. None: all are.
+        weights to speak of. None: all are. One first belief serves all sequences of the query.
         """
         _, u = split(query, self.controls)
         if now.first:
             ratio = self.ratio(now.state, lambda: now.weights)
         else:
             ratio = self.ahead_ratio(now.state, u)
-        r = self.rule.effective_ratio(self.weigh(ratio))
+        r = self.rule.effective_ratio(self.weigh(ratio)).expand(*query.shape[:-1], -1)
         weights, total, usable = self.posterior(r, query, lam, seen, familiar)
         keep = usable
         if not self.rule.normalize:
