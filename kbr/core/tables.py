@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-WORK = 2**20  # products in a table' table from which rows of no weight are left out
-MOST = 0.8  # share of the rows from which all are taken
+CACHE = 2**19  # numbers that are made at once: 4 MB
+WORK = 2**20  # products from which rows of no weight are left out,
+SPARSE = 0.8  # if no more than this share has one
 ROWS = 16_384  # of a block: its features and their products stay in the cache
 
 
@@ -56,16 +57,18 @@ def weighted_gram(
 ) -> Float[Tensor, "*b s d d"]:
     """Math: table' diag(w) table, for each of the s weights.
 
-    Data sets are taken one by one: what is made of a whole batch is larger than the cache. So are
-    weights where the product costs more than to look for rows without weight, which are left out.
+    Data sets of a batch are taken one by one where their products are larger than the cache, and
+    weights where most are zero: rows of no weight are left out.
     """
     if table.dtype == weights.dtype:
-        if table.ndim > 2:
+        size = weights.numel() * table.shape[-1]
+        if table.ndim > 2 and size > CACHE:
             pairs = zip(weights, table, strict=True)
             return torch.stack([weighted_gram(one, rows) for one, rows in pairs])
-        if table.numel() * table.shape[-1] < WORK or torch.compiler.is_compiling():
-            return (table * weights.unsqueeze(-1)).mT @ table
-        return torch.stack([_gram(*_present(one, table)) for one in weights])
+        if table.ndim == 2 and table.shape[-1] * size > WORK and _is_sparse(weights):
+            return torch.stack([_gram_of_some(one, table) for one in weights])
+        wide = table.unsqueeze(-3)
+        return (wide * weights.unsqueeze(-1)).mT @ wide
     wide = table.unsqueeze(-3)
     d = table.shape[-1]
     total = weights.new_zeros(*weights.shape[:-1], d, d)
@@ -75,15 +78,15 @@ def weighted_gram(
     return total
 
 
-def _gram(weights: Float[Tensor, "n"], table: Float[Tensor, "n d"]) -> Float[Tensor, "d d"]:
-    return (table * weights.unsqueeze(-1)).mT @ table
+def _is_sparse(weights: Float[Tensor, "s n"]) -> bool:
+    """Whether to look for rows of no weight pays: a program that is traced does not look."""
+    if torch.compiler.is_compiling():
+        return False
+    return int(weights.count_nonzero()) < SPARSE * weights.numel()
 
 
-def _present(
-    weights: Float[Tensor, "n"], table: Float[Tensor, "n d"]
-) -> tuple[Float[Tensor, "k"], Float[Tensor, "k d"]]:
-    """The rows that have a weight; all of them where those are nearly as many."""
+def _gram_of_some(weights: Float[Tensor, "n"], table: Float[Tensor, "n d"]) -> Tensor:
+    """The same for one row of weights, on the rows that have one."""
     rows = weights.nonzero().squeeze(-1)
-    if len(rows) > MOST * len(weights):
-        return weights, table
-    return weights.index_select(0, rows), table.index_select(0, rows)
+    some = table.index_select(0, rows)
+    return (some * weights.index_select(0, rows).unsqueeze(-1)).mT @ some

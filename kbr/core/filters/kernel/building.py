@@ -73,11 +73,7 @@ Tolerance = float | Tensor
 
 
 def latent_tolerance(eta: PerDataSet) -> PerDataSet:
-    """Of the factor of G_Z: what it leaves out is divided by eta, the smaller of both ridges.
-
-    Each data set has its own, here and below: the least of all would make each as slow as if it had
-    the smallest ridge of one and the smallest bandwidth of another.
-    """
+    """Of the factor of G_Z: what it leaves out is divided by eta, the smaller of both ridges."""
     return (5e-5 * eta).clamp(1e-13, 1e-7)
 
 
@@ -128,6 +124,14 @@ class Builder:
         """The same for some of the data sets."""
         some = (None if median is None else median[members] for median in self.medians)
         return replace(self, medians=tuple(some))
+
+    def tolerances(self, each: PerDataSet) -> PerDataSet:
+        """Each data set's own: with the least of all, each would be as slow as if it had the
+        smallest ridge of one and the smallest bandwidth of another.
+
+        The original rule squares an operator, which makes what is left out larger: the least.
+        """
+        return each if self.rule.SPARSE else each.min().expand_as(each)
 
     @property
     def eta_bounds(self) -> Bounds:
@@ -284,7 +288,7 @@ class Builder:
         small = parts[2]["eta"] < SMALL_ETA
         if not bool(small.any()) or data.z.shape[-2] > MEDIUM:
             return parts
-        return made(torch.where(small, CLOSE, rough))
+        return made(self.tolerances(torch.where(small, CLOSE, rough)))
 
     def operators(
         self, update: Update, latents: Features, z: Latents, lengths: Sequence[int], **parts: Any

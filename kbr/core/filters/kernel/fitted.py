@@ -205,7 +205,7 @@ def _operators(builder: Builder, x: Tensor, data: FittedData) -> tuple[Operators
         return large_operators(
             builder, data, scales=(choice.scale_x, choice.scale_z), lam=lam, **ridges
         )
-    x, tolerance = x.to(torch.float64), observation_tolerance(choice.lam)
+    x, tolerance = x.to(torch.float64), builder.tolerances(observation_tolerance(choice.lam))
     if data.landmarks is not None:
         rough = rule.SPARSE  # the other rule's lam is that of a squared operator
         few = landmark_tolerance(lam) if rough else tolerance
@@ -214,7 +214,7 @@ def _operators(builder: Builder, x: Tensor, data: FittedData) -> tuple[Operators
         return landmark_operators(rule, update, z, data.landmarks, **single)
     update = builder.update(x, choice.scale_x, tolerance, lam=lam)
     eta = torch.minimum(choice.eta, choice.lam_transition)
-    latents = builder.latents(z, choice.scale_z, latent_tolerance(eta))
+    latents = builder.latents(z, choice.scale_z, builder.tolerances(latent_tolerance(eta)))
     lift = builder.lift(latents.train, data, lift_tolerance(float(eta.min())))
     operators = builder.operators(update, latents, z, data.lengths, lift=lift, **ridges)
     known = isinstance(rule.ratio, TransitionRatio)
