@@ -27,7 +27,7 @@ def run_filter(
 
     `flags`: which were seen, and which are familiar; others are no evidence. None given: all are.
     """
-    now, steps = operators.start(1), []
+    now, steps = operators.start(query.shape[-3]), []
     columns = (flag.unbind(-1) for flag in flags)  # an index at every step is slower
     for x, *told in zip(query.unbind(-2), *columns, strict=True):
         now = operators.step(now, x, lam, *told)

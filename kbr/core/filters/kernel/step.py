@@ -142,11 +142,12 @@ class Operators(ABC):
         """The belief after one more observation; the prediction where it tells nothing.
 
         That is where x was not `seen`, is not `familiar` (unlike any of training), or leaves no
-        weights to speak of. None: all are. One first belief serves all sequences of the query.
+        weights to speak of. None: all are. A first belief is the same for all sequences, so they
+        have one ratio, expanded: see `is_shared`.
         """
         _, u = split(query, self.controls)
         if now.first:
-            ratio = self.ratio(now.state, lambda: now.weights)
+            ratio = self.ratio(now.state, lambda: now.weights)[..., :1, :]
         else:
             ratio = self.ahead_ratio(now.state, u)
         r = self.rule.effective_ratio(self.weigh(ratio)).expand(*query.shape[:-1], -1)
