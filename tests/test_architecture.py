@@ -146,3 +146,13 @@ def test_paths_on_the_page_exist():
     paths = re.findall(r"`((?:kbr|configs|tests)/[\w./]+)`", DRAWING.read_text())
     assert paths
     assert [path for path in paths if not (ROOT.parent / path).exists()] == []
+
+
+def test_runs_without_a_network_load_no_lightning():
+    """Each process of a sweep pays for its imports."""
+    done = run(
+        "import sys, kbr.app.run.train, kbr.app.models.kernel, kbr.app.models.classical;"
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    assert done.returncode == 0, done.stderr
+    assert not set(done.stdout.split()) & {"lightning", "torchvision", "torchmetrics", "scipy"}

@@ -13,7 +13,7 @@ import torch
 from command_line import call
 
 import kbr
-from kbr.app import inspect_data
+from kbr.app import cli, inspect_data
 from kbr.app.models.kernel import KernelMethod
 from kbr.app.tasks.task import Filtering, PosteriorMean
 from kbr.app.text.commands import quoted
@@ -161,3 +161,21 @@ def test_ridges_and_ratios_given_for_the_posterior_mean_are_used():
     wide = outcome(rule=rule(kernel_x=kbr.Gaussian(scale=3.0)))
     assert wide.chosen["scale_x"].tolist() == [3.0, 3.0]
     assert not torch.allclose(wide.mean, usual.mean)
+
+
+@pytest.mark.parametrize(
+    ("words", "process", "terminal", "said"),
+    [
+        ([], None, True, True),
+        (["-m", "experiment=low_dim"], None, True, True),
+        (["--help"], None, True, False),
+        ([], None, False, False),
+        ([], "1", True, False),  # a worker of another process
+    ],
+)
+def test_something_is_said_before_the_imports(monkeypatch, capsys, words, process, terminal, said):
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setenv("KBR_RUN_ID_BY_CLOCK", process or str(os.getpid()))
+    cli._greet()
+    assert ("loading" in capsys.readouterr().out) == said

@@ -149,3 +149,22 @@ def test_settings_are_frozen_and_keyword_only():
         Oscillatory().omega = 1.0
     with pytest.raises(TypeError):
         Oscillatory(0.4)
+
+
+@pytest.mark.parametrize("task", [Oscillatory(), Rotation()])
+def test_trials_are_those_of_their_seeds(task):
+    together = task.trials(n_train=12, n_test=5, seeds=[3, 0, 7])
+    for k, seed in enumerate([3, 0, 7]):
+        alone = task.generate(n_train=12, n_test=5, seed=seed)
+        for name, rows in vars(alone).items():
+            torch.testing.assert_close(getattr(together, name)[k], rows)
+
+
+def test_a_task_that_draws_otherwise_has_its_own_trials():
+    class Shifted(Rotation):
+        def sample(self, length, generator, batch=()):
+            x, z = super().sample(length, generator, batch)
+            return x + 10, z
+
+    together = Shifted().trials(n_train=4, n_test=3, seeds=[1])
+    assert float(together.x_train.mean()) > 5

@@ -137,3 +137,20 @@ def test_a_kernel_stands_for_its_feature_map():
 def test_the_linear_kernel_has_no_spectrum():
     with pytest.raises(KbrError, match="stationary"):
         RandomFourier(kernel=Linear())
+
+
+def test_each_data_set_keeps_its_own_tolerance():
+    """A batch is as wide as its hardest member needs, no wider."""
+    a, tolerances = points(0, 2, 80, 2), torch.tensor([1e-4, 1e-9], dtype=torch.float64)
+    kernel = Gaussian(bandwidth=torch.tensor([0.5, 2.0], dtype=torch.float64))
+    both = PivotedCholesky(kernel=kernel, tolerance=tolerances).fit(a)
+    ranks = []
+    for k in range(2):
+        own = Gaussian(bandwidth=float(kernel.bandwidth[k]))
+        alone = PivotedCholesky(kernel=own, tolerance=float(tolerances[k])).fit(a[k])
+        ranks.append(alone.train.shape[-1])
+        torch.testing.assert_close(both.train[k, :, : ranks[-1]], alone.train)
+        assert not both.train[k, :, ranks[-1] :].any()
+    assert both.train.shape[-1] == max(ranks)
+    with pytest.raises(KbrError, match="tolerance"):
+        PivotedCholesky(tolerance=torch.tensor([0.1, 1.5]))

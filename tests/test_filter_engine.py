@@ -8,9 +8,12 @@ import torch
 from filter_reference import dense_filter, median_bandwidth, original
 
 from kbr import Gaussian, Identity, ImportanceWeightedRule, KernelBayesFilter, OriginalRule
+from kbr.core import linalg
 from kbr.core.datasets.dynamics import Oscillatory, Rotation
 from kbr.core.features import PivotedCholesky
-from kbr.core.filters.kernel.engine import ActiveSet, LowRank, compress
+from kbr.core.filters.kernel.building import Builder
+from kbr.core.filters.kernel.engine import ActiveSet, LowRank, compress, is_shared
+from kbr.core.filters.kernel.settings import Settings
 
 ENGINES = ["auto", "low_rank", "compressed", "active_set"]
 DYNAMICS = {"rotation": Rotation(), "oscillatory": Oscillatory()}
@@ -203,3 +206,35 @@ def test_the_active_set_in_groups_is_the_active_set_at_once(monkeypatch, rule):
     alone = ActiveSet(kernel, points[1], kernel(points[1], points[1]))
     single = alone.weights(rule, ratio[1], query[1], lam[1])
     torch.testing.assert_close(single, at_once[1])
+
+
+@pytest.mark.parametrize("rule", [ImportanceWeightedRule(), OriginalRule()])
+@pytest.mark.parametrize("engine", ["low_rank", "compressed", "active_set"])
+def test_sequences_that_share_a_ratio_share_a_factor(monkeypatch, rule, engine):
+    """One expanded ratio gives the weights that a copy of it for each sequence gives."""
+    x = torch.as_tensor(data("rotation", 60)[0])
+    points = torch.stack([x, x.flip(0)])
+    builder = Builder(Settings(rule=rule, engine=engine))
+    update = builder.update(points, 1.0, 1e-12, lam=1e-2)
+    ratio = torch.rand(2, 1, 60, dtype=x.dtype, generator=torch.Generator().manual_seed(0))
+    ratio, lam = ratio.expand(2, 5, 60), x.new_tensor([1e-2, 1e-3])[:, None].expand(2, 5)
+    query, systems = update.observe(points[:, :5]), []
+    add = linalg.add_ridge
+
+    def counted(a, ridge):
+        made = add(a, ridge)
+        systems.append(made.shape[:-2].numel())
+        return made
+
+    monkeypatch.setattr(linalg, "add_ridge", counted)
+    together = update.weights(rule, ratio, query, lam)
+    assert sum(systems) == 2
+    each = update.weights(rule, ratio.clone(), query, lam)
+    assert sum(systems) == 2 + 10
+    torch.testing.assert_close(together, each, rtol=1e-7, atol=1e-10)
+
+
+def test_unequal_ridges_share_no_factor():
+    ratio = torch.rand(1, 60).expand(3, 60)
+    assert not is_shared(ratio, torch.tensor([1e-2, 1e-3, 1e-4]))
+    assert not is_shared(ratio[:1], torch.tensor([1e-2]))

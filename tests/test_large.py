@@ -238,7 +238,7 @@ def test_products_with_float32_tables(monkeypatch):
         (tables.sum_rows, weights, weights @ table),
         (tables.weighted_gram, weights, gram),
     ):
-        assert torch.equal(function(small, table), truth)
+        torch.testing.assert_close(function(small, table), truth)
         found = function(small, table.float())
         assert found.dtype == torch.float64
         torch.testing.assert_close(found, truth, rtol=1e-5, atol=1e-4)
@@ -249,3 +249,16 @@ def test_ratio_given_by_its_estimator(everything_large):
     rule = ImportanceWeightedRule(lam=1e-2, ratio=KuLSIF(eta=1e-3))
     made = KernelBayesFilter(rule=rule, scales=(1.0,)).fit(*sequences())
     assert float(made.choice.eta) == 1e-3
+
+
+@pytest.mark.parametrize("work", [1, 2**30])
+def test_rows_without_weight_are_left_out(monkeypatch, work):
+    """With a weight each, some and none: the same product."""
+    monkeypatch.setattr(tables, "WORK", work)
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(2, 101, 5, generator=generator, dtype=torch.float64)
+    weights = torch.randn(2, 3, 101, generator=generator, dtype=torch.float64)
+    weights *= (torch.arange(101) % torch.tensor([1, 3, 101])[:, None] == 0) * 1.0
+    weights[1, 2] = 0.0
+    truth = torch.einsum("bnd,bsn,bne->bsde", table, weights, table)
+    torch.testing.assert_close(tables.weighted_gram(weights, table), truth)

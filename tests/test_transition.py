@@ -107,3 +107,13 @@ def test_leave_one_out_of_a_batch_is_a_loop():
     alone = [leave_one_out_score(one, one[:-1], one[1:]) for one in phi]
     for eta in (1e-3, 1e-1):
         torch.testing.assert_close(score(eta), torch.stack([one(eta) for one in alone]))
+
+
+def test_leave_one_out_of_a_batch_with_columns_of_zeros():
+    """The rank of a batch is that of its hardest member: others have columns of zeros."""
+    phi = torch.randn(2, 20, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    phi[1, :, 2:] = 0.0
+    eta = torch.tensor([[1e-3], [1e-1]], dtype=torch.float64)
+    scores = leave_one_out_score(phi, phi[:, :-1], phi[:, 1:])(eta)
+    for one, own, made in zip((phi[0], phi[1, :, :2]), eta, scores, strict=True):
+        torch.testing.assert_close(made, leave_one_out_score(one, one[:-1], one[1:])(own))

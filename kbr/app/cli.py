@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kbr.app.config.resolvers import CONFIGS
 from kbr.app.terminal import interruptible, one_line_errors, piped, stop, version_line
 
+SWEEP = ("-m", "--multirun")
 ONE_LINE = "KBR_ONE_LINE"  # set where HYDRA_FULL_ERROR is kbr's own doing, for workers too
 
 
@@ -29,6 +30,17 @@ def _prepare() -> None:
         os.environ["KBR_RUN_ID"] = launched or time.strftime("%Y-%m-%d_%H-%M-%S")
         if launched is None:  # so this process may choose another, should the folder be taken
             os.environ["KBR_RUN_ID_BY_CLOCK"] = str(os.getpid())
+
+
+def _greet() -> None:
+    """Imports take seconds, so something is said before them, on a terminal.
+
+    A question (--help) is answered alone, and workers that another process has started are silent.
+    """
+    first = os.environ.get("KBR_RUN_ID_BY_CLOCK") == str(os.getpid())
+    asks = any(word.startswith("-") and word not in SWEEP for word in sys.argv[1:])
+    if first and not asks and sys.stdout.isatty():
+        print("loading PyTorch and kbr ...", flush=True)
 
 
 def _choose_model() -> None:
@@ -107,6 +119,7 @@ def train() -> None:
     """`kbr-train`: train one model, or a sweep with -m."""
     with interruptible():
         _prepare()
+        _greet()
         _choose_model()
         _shorten()
         _in_one_line(_train)

@@ -68,12 +68,13 @@ class PivotedCholesky:
     """
 
     kernel: Kernel = field(default_factory=Gaussian)
-    tolerance: float = 1e-13
+    tolerance: float | Tensor = 1e-13  # of a batch, [*b]
     max_rank: int | None = None
     among: int | None = None
 
     def __post_init__(self) -> None:
-        check_shares(tolerance=self.tolerance)
+        for end in torch.as_tensor(self.tolerance).aminmax():
+            check_shares(tolerance=float(end))
         if self.max_rank is not None:
             check_sizes(max_rank=self.max_rank)
 

@@ -91,7 +91,7 @@ def pivoted_cholesky(
     diagonal: Float[Tensor, "*b n"],
     column: Callable[[Int[Tensor, "*b"]], Float[Tensor, "*b n"]],
     *,
-    tolerance: float,
+    tolerance: float | Float[Tensor, "*b"],
     max_rank: int | None = None,
 ) -> tuple[Float[Tensor, "*b n r"], Int[Tensor, "*b r"]]:
     """Greedy low-rank factor of a positive semi-definite matrix from its diagonal and columns.

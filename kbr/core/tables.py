@@ -6,9 +6,13 @@ on very many points keep them, is read block by block, and sums over its rows ar
 
 from collections.abc import Iterator
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+CACHE = 2**19  # numbers that are made at once: 4 MB
+WORK = 2**20  # products from which rows of no weight are left out,
+SPARSE = 0.8  # if no more than this share has one
 ROWS = 16_384  # of a block: its features and their products stay in the cache
 
 
@@ -62,15 +66,40 @@ def sum_rows(
 def weighted_gram(
     weights: Float[Tensor, "*b s n"], table: Float[Tensor, "*b n d"]
 ) -> Float[Tensor, "*b s d d"]:
-    """Math: table' diag(w) table, for each of the s weights."""
+    """Math: table' diag(w) table, for each of the s weights.
+
+    Data sets of a batch are taken one by one where their products are larger than the cache, and
+    weights where most are zero: rows of no weight are left out.
+    """
     if weights.numel() == table.shape[-2] and table.dtype == weights.dtype:
         return ((table.mT * weights) @ table).reshape(*weights.shape[:-1], *2 * table.shape[-1:])
-    wide = table.unsqueeze(-3)
     if table.dtype == weights.dtype:
+        size = weights.numel() * table.shape[-1]
+        if table.ndim > 2 and size > CACHE:
+            pairs = zip(weights, table, strict=True)
+            return torch.stack([weighted_gram(one, rows) for one, rows in pairs])
+        if table.ndim == 2 and table.shape[-1] * size > WORK and _is_sparse(weights):
+            return torch.stack([_gram_of_some(one, table) for one in weights])
+        wide = table.unsqueeze(-3)
         return (wide * weights.unsqueeze(-1)).mT @ wide
+    wide = table.unsqueeze(-3)
     d = table.shape[-1]
     total = weights.new_zeros(*weights.shape[:-1], d, d)
     for rows in blocks(table.shape[-2], max(1, ROWS // weights.shape[-2])):
         part = wide[..., rows, :].to(weights.dtype)
         total += (part * weights[..., rows].unsqueeze(-1)).mT @ part
     return total
+
+
+def _is_sparse(weights: Float[Tensor, "s n"]) -> bool:
+    """Whether to look for rows of no weight pays: a program that is traced does not look."""
+    if torch.compiler.is_compiling():
+        return False
+    return int(weights.count_nonzero()) < SPARSE * weights.numel()
+
+
+def _gram_of_some(weights: Float[Tensor, "n"], table: Float[Tensor, "n d"]) -> Tensor:
+    """The same for one row of weights, on the rows that have one."""
+    rows = weights.nonzero().squeeze(-1)
+    some = table.index_select(0, rows)
+    return (some * weights.index_select(0, rows).unsqueeze(-1)).mT @ some

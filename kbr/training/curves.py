@@ -6,9 +6,8 @@ from pathlib import Path
 
 from lightning.pytorch.loggers import TensorBoardLogger
 
-# TensorBoard orders groups, and the names in each, by the alphabet, and opens the first two groups.
-# The first has what a person looks for: loss, mse_on_validation and, in the end, the trajectory.
-FIRST, SECOND = "main", "more"
+from kbr.core.showing.tags import FIRST, SECOND
+
 TAGS = {
     "train/loss": f"{FIRST}/loss",
     "val/mse": f"{FIRST}/mse_on_validation",

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.stats import wilcoxon
 
 from kbr.app.runs.facts import is_number
 from kbr.app.text.numbers import in_digits
@@ -47,6 +46,8 @@ def paired_test(a: Mapping[int, float], b: Mapping[int, float]) -> PairedTest:
     elif len(seeds) - equal < TEST_FROM:
         note = f"fewer than {TEST_FROM} pairs differ"
     else:
+        from scipy.stats import wilcoxon  # slow to import, and a single run has no pairs
+
         p = float(wilcoxon(differences).pvalue)
         note = f"{equal} of {len(seeds)} equal, dropped" if equal else ""
     if len(seeds) < max(len(a), len(b)):

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kbr.app.config.resolvers import model_name
 from kbr.app.models.outcome import Outcome
-from kbr.training.curves import FIRST, SECOND
+from kbr.core.showing.tags import FIRST, SECOND
 
 TRAJECTORY = ("trajectory", "posterior_mean")  # the answers: in the group that stands first
 # All other pictures are numbered: the next questions come first, and names are those of all runs.

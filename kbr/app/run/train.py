@@ -21,7 +21,6 @@ from kbr.app.config.packages import check_packages
 from kbr.app.figures.run import run_figures
 from kbr.app.models.outcome import Outcome
 from kbr.app.models.own import OwnModel
-from kbr.app.models.trained import tried
 from kbr.app.recordings.measure import Measure
 from kbr.app.recordings.task import OwnData
 from kbr.app.report.next_steps import without
@@ -171,6 +170,8 @@ def _run(config: DictConfig, folder: Path, sweeping: bool) -> float | None:
     outcome = method.run(problem, seeds, context)
     cores = (time.process_time() - busy) / (time.perf_counter() - started)
     if outcome.alternative is not None and getattr(method, "compare_learned", False):
+        from kbr.app.models.trained import tried  # with Lightning, which few runs need
+
         other = tried(outcome.alternative, outcome, problem, seeds[0])  # type: ignore[arg-type]
         outcome = replace(outcome, alternative=other)
     seconds = time.perf_counter() - started

@@ -12,7 +12,7 @@ from torch import Tensor
 from kbr.app.figures.view import Gaze, Stepping, View, first_weights, view_of
 from kbr.app.recordings.task import Filter, OwnData
 from kbr.core.datasets.dsprites_file import DSpritesFile
-from kbr.core.datasets.dynamics import FilteringData
+from kbr.core.datasets.dynamics import FilteringData, Sampled
 from kbr.core.datasets.gaussian import GaussianData, GaussianTask
 from kbr.core.datasets.sprites import SpriteRenderer, SpriteSource
 from kbr.core.errors import KbrError
@@ -61,6 +61,8 @@ class Filtering:
 
     def trials(self, seeds: Sequence[int]) -> FilteringData:
         """Independent data sets stacked along a leading dimension; seed k always gives the same."""
+        if isinstance(self.task, Sampled) and not self.shift:
+            return self.task.trials(n_train=self.n_train, n_test=self.n_test, seeds=seeds)
         return FilteringData.stacked([self.data(seed) for seed in seeds])
 
     def test(self, filt: Filter, data: FilteringData) -> tuple[FilterResult, Tensor]:

@@ -7,6 +7,7 @@ that bends the posterior away from a Gaussian.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,6 +77,11 @@ class Sampled:
         (x_train, z_train), (x_test, z_test) = self.samples(lengths, generator, batch)
         return FilteringData(x_train=x_train, z_train=z_train, x_test=x_test, z_test=z_test)
 
+    def trials(self, *, n_train: int, n_test: int, seeds: Sequence[int]) -> FilteringData:
+        """What `generate` draws from each of the seeds, along a leading dimension."""
+        draw = partial(self.generate, n_train=n_train, n_test=n_test)
+        return FilteringData.stacked([draw(seed=seed) for seed in seeds])
+
     def samples(
         self, lengths: Sequence[int], generator: Generator, batch: Shape = ()
     ) -> list[tuple[Tensor, Tensor]]:
@@ -128,13 +134,31 @@ class Oscillatory(Sampled):
                 raise KbrError(
                     f"{name} must be a whole number, at least 1; got {size}. Set {name}."
                 )
-        z = uniform_on_circle(batch, generator)
-        noise = self.sigma_z * normal((*batch, BURN_IN + length, 2), generator)
+        return self._path(*_drawn(length, generator, batch))
+
+    def _path(
+        self, z: Float[Tensor, "*b 2"], noise: Float[Tensor, "*b s 2"]
+    ) -> Float[Tensor, "*b t 2"]:
+        """All latents after the burn-in, from a start and each step's standard normal noise."""
         path = []
-        for eps in noise.unbind(-2):
+        for eps in (self.sigma_z * noise).unbind(-2):
             z = self.step_mean(z) + eps
             path.append(z)
         return torch.stack(path[BURN_IN:], dim=-2)
+
+    def trials(self, *, n_train: int, n_test: int, seeds: Sequence[int]) -> FilteringData:
+        """The same as one by one: each seed draws its own numbers, and all paths go on together."""
+        drawing = ("generate", "samples", "sample", "latents")
+        if any(getattr(type(self), name) is not getattr(Oscillatory, name) for name in drawing):
+            return super().trials(n_train=n_train, n_test=n_test, seeds=seeds)  # it draws otherwise
+        lengths, generators = check_lengths(n_train, n_test), [as_generator(s) for s in seeds]
+        samples = []
+        for length in lengths:
+            drawn = [(*_drawn(length, g), normal((length, 2), g)) for g in generators]
+            start, noise, noise_x = (torch.stack(part) for part in zip(*drawn, strict=True))
+            z = self._path(start, noise)
+            samples += [z + self.sigma_x * noise_x, z]
+        return FilteringData(**dict(zip(NAMES, samples, strict=True)))
 
     def sample(
         self, length: int, generator: Generator, batch: Shape = ()
@@ -166,6 +190,12 @@ class Oscillatory(Sampled):
     def _sample_ring(self, shape: Shape, generator: Generator) -> Float[Tensor, "*b 2"]:
         start = self.step_mean(uniform_on_circle(shape, generator))
         return start + self.sigma_z * normal((*shape, 2), generator)
+
+
+def _drawn(length: int, generator: Generator, batch: Shape = ()) -> tuple[Tensor, Tensor]:
+    """What chance decides of latent sequences: starts on the circle, and the noise of each step."""
+    start = uniform_on_circle(batch, generator)
+    return start, normal((*batch, BURN_IN + length, 2), generator)
 
 
 @dataclass(frozen=True, kw_only=True)

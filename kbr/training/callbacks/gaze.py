@@ -7,7 +7,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from kbr.training.curves import SECOND
+from kbr.core.showing.tags import SECOND
 from kbr.training.modules.base import SequenceModule
 
 EVERY = 5  # looks at the validation error between two pictures

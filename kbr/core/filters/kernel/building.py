@@ -18,7 +18,12 @@ from kbr.core.features import (
     PivotedCholesky,
     as_feature_map,
 )
-from kbr.core.filters.kernel.choosing.search import ETA_BOUNDS, Bounds, search_ridge
+from kbr.core.filters.kernel.choosing.search import (
+    ETA_BOUNDS,
+    Bounds,
+    PerDataSet,
+    search_ridge,
+)
 from kbr.core.filters.kernel.dynamics.known_transition import KnownOperators, TransitionRatio
 from kbr.core.filters.kernel.dynamics.lift import Lift
 from kbr.core.filters.kernel.engine import ActiveSet, LowRank, Update, compress
@@ -64,16 +69,17 @@ Observed = Float[Tensor, "*b n dx"]
 Latents = Float[Tensor, "*b n dz"]
 AnyKernel = Kernel | FeatureMap
 Scale = float | Tensor
+Tolerance = float | Tensor
 
 
-def latent_tolerance(eta: float) -> float:
+def latent_tolerance(eta: PerDataSet) -> PerDataSet:
     """Of the factor of G_Z: what it leaves out is divided by eta, the smaller of both ridges."""
-    return min(max(5e-5 * eta, 1e-13), 1e-7)
+    return (5e-5 * eta).clamp(1e-13, 1e-7)
 
 
-def observation_tolerance(lam: float) -> float:
+def observation_tolerance(lam: PerDataSet) -> PerDataSet:
     """Of the factor of G_X: k(x_i, x) of a new x is off by its root, which is divided by lam."""
-    return min(max(1e-6 * lam**2, 1e-13), 1e-9)
+    return (1e-6 * lam.square()).clamp(1e-13, 1e-9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,11 +125,19 @@ class Builder:
         some = (None if median is None else median[members] for median in self.medians)
         return replace(self, medians=tuple(some))
 
+    def tolerances(self, each: PerDataSet) -> PerDataSet:
+        """Each data set's own: with the least of all, each would be as slow as if it had the
+        smallest ridge of one and the smallest bandwidth of another.
+
+        The original rule squares an operator, which makes what is left out larger: the least.
+        """
+        return each if self.rule.SPARSE else each.min().expand_as(each)
+
     @property
     def eta_bounds(self) -> Bounds:
         return max(ETA_BOUNDS[0], self.least_eta), ETA_BOUNDS[1]
 
-    def latents(self, z: Latents, scale: Scale, tolerance: float) -> Features:
+    def latents(self, z: Latents, scale: Scale, tolerance: Tolerance) -> Features:
         """Features of the training latents; of many points, no more than LATENT_RANK."""
         chosen, n = self.latent_map(scale, tolerance), z.shape[-2]
         if isinstance(chosen, PivotedCholesky) and n > MEDIUM and chosen.max_rank is None:
@@ -131,10 +145,10 @@ class Builder:
             chosen = replace(chosen, kernel=chosen.kernel.fit(z), max_rank=rank, among=8 * rank)
         return _fit(chosen, z)
 
-    def latent_map(self, scale: Scale, tolerance: float) -> FeatureMap:
+    def latent_map(self, scale: Scale, tolerance: Tolerance) -> FeatureMap:
         return _scaled(self.rule.kernel_z, scale, tolerance, self.medians[1])
 
-    def observation_map(self, scale: Scale, tolerance: float) -> FeatureMap:
+    def observation_map(self, scale: Scale, tolerance: Tolerance) -> FeatureMap:
         return _scaled(self.rule.kernel_x, scale, tolerance, self.medians[0])
 
     def fitted_kernels(
@@ -145,7 +159,7 @@ class Builder:
         return tuple(_kernel_of(_scaled(k, s, 0.0), p) for k, s, p in pairs)  # type: ignore[return-value]
 
     def update(
-        self, x: Observed, scale: Scale, tolerance: float, *, lam: float, rough: bool = False
+        self, x: Observed, scale: Scale, tolerance: Tolerance, *, lam: float, rough: bool = False
     ) -> Update:
         """The form of the update that suits these observations, or the one asked for.
 
@@ -264,14 +278,17 @@ class Builder:
     ) -> tuple[Features, Lift | None, dict[str, Any]]:
         """Features of the latents close enough to choose with, their lift, and both ridges."""
 
-        def made(tolerance: float) -> tuple[Features, Lift | None, dict[str, Any]]:
+        def made(tolerance: Tensor) -> tuple[Features, Lift | None, dict[str, Any]]:
             latents = self.latents(data.z, scale, tolerance)
-            lift = self.lift(latents.train, data, 10 * tolerance)
+            lift = self.lift(latents.train, data, 10 * float(tolerance.min()))
             return latents, lift, self.ridges(latents.train, data.lengths, lift)
 
-        parts = made(TOLERANCE)
-        close = float(parts[2]["eta"].min()) < SMALL_ETA and data.z.shape[-2] <= MEDIUM
-        return made(CLOSE) if close else parts
+        rough = data.z.new_full(data.z.shape[:-2], TOLERANCE)
+        parts = made(rough)
+        small = parts[2]["eta"] < SMALL_ETA
+        if not bool(small.any()) or data.z.shape[-2] > MEDIUM:
+            return parts
+        return made(self.tolerances(torch.where(small, CLOSE, rough)))
 
     def operators(
         self, update: Update, latents: Features, z: Latents, lengths: Sequence[int], **parts: Any
@@ -314,7 +331,7 @@ def controls_of(data: Sequences) -> Float[Tensor, "*b k du"] | None:
 
 
 def _scaled(
-    kernel: AnyKernel, scale: Scale, tolerance: float, median: Tensor | None = None
+    kernel: AnyKernel, scale: Scale, tolerance: Tolerance, median: Tensor | None = None
 ) -> FeatureMap:
     """The kernel's feature map at a bandwidth scale; finished maps and bandwidths stay."""
     if not isinstance(kernel, Kernel):

@@ -42,7 +42,7 @@ Mixing = Callable[[Tensor], tuple[Tensor, Tensor]]
 ENGINES = ("auto", "low_rank", "compressed", "active_set", "local")
 
 LEFT_OUT = 1e-9  # of k(x, x)^2: less is lost in rounding
-GROUP = 2**23  # numbers in the Gram matrices that are solved at once: 64 MB
+GROUP = 2**17  # numbers in the Gram matrices that are solved at once: 1 MB, in the cache
 
 
 @runtime_checkable
@@ -116,8 +116,13 @@ class LowRank:
 
     def weights(self, rule: Rule, ratio: Weights, query: Query, lam: Ridge) -> Weights:
         psi = self.features.train
-        s = rule.coefficients(self.second(ratio), query.unsqueeze(-1), psi.shape[-2], lam)
-        return ratio * at_rows(s.squeeze(-1), psi)
+        if is_shared(ratio, lam):
+            second = self.second(ratio[..., :1, :]).squeeze(-3)
+            s = rule.coefficients(second, query.mT, psi.shape[-2], lam[..., 0]).mT
+        else:
+            columns = query.unsqueeze(-1)
+            s = rule.coefficients(self.second(ratio), columns, psi.shape[-2], lam).squeeze(-1)
+        return ratio * at_rows(s, psi)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,9 +200,20 @@ class ActiveSet:
         return self.kernel(x, self.points)
 
     def weights(self, rule: Rule, ratio: Weights, query: Query, lam: Ridge) -> Weights:
-        n = ratio.shape[-1]
-        flat, cross = ratio.reshape(-1, n), query.expand_as(ratio).reshape(-1, n)
-        lams, grams = lam.expand(ratio.shape[:-1]).reshape(-1), self.gram.reshape(-1, n, n)
+        lams = lam.expand(ratio.shape[:-1])
+        if is_shared(ratio, lam):  # its sequences are columns of one system
+            each = self._columns(rule, ratio[..., :1, :], query.mT.unsqueeze(-3), lams[..., :1])
+            return each.squeeze(-3).mT
+        cross = query.expand_as(ratio).unsqueeze(-1)
+        return self._columns(rule, ratio, cross, lams).squeeze(-1)
+
+    def _columns(
+        self, rule: Rule, ratio: Weights, query: Float[Tensor, "*b s n c"], lam: Ridge
+    ) -> Float[Tensor, "*b s n c"]:
+        """Weights at c observations for each ratio."""
+        *lead, n, c = query.shape
+        flat, cross, lams = ratio.reshape(-1, n), query.reshape(-1, n, c), lam.reshape(-1)
+        grams = self.gram.reshape(-1, n, n)
         owner = torch.arange(len(flat), device=ratio.device) // ratio.shape[-2]
         counts = (flat != 0).sum(-1)
         order = counts.argsort()
@@ -205,12 +221,22 @@ class ActiveSet:
         for some in torch.split(order, max(1, GROUP // max(int(counts.max()), 1) ** 2)):
             r = flat[some]
             index = r.abs().topk(max(int(counts[some[-1]]), 1), -1).indices
+            index = index.sort(-1).values  # read in order, rows and columns are quicker found
             rows = grams[owner[some].unsqueeze(-1), index]
             gram = rows.gather(-1, index.unsqueeze(-2).expand(-1, index.shape[-1], -1))
-            near = cross[some].gather(-1, index).unsqueeze(-1)
-            part = rule.gram_weights(gram, near, r.gather(-1, index), n, lams[some]).squeeze(-1)
-            parts.append(torch.zeros_like(r).scatter(-1, index, part))
-        return torch.cat(parts)[order.argsort()].reshape(ratio.shape)
+            at, near = index.unsqueeze(-1).expand(-1, -1, c), cross[some]
+            part = rule.gram_weights(gram, near.gather(-2, at), r.gather(-1, index), n, lams[some])
+            parts.append(torch.zeros_like(near).scatter(-2, at, part))
+        return torch.cat(parts)[order.argsort()].reshape(*lead, n, c)
+
+
+def is_shared(ratio: Weights, lam: Ridge) -> bool:
+    """Whether all sequences have one ratio and one ridge, expanded: one factor then serves all.
+
+    So it is at the first step, before any of them has seen an observation.
+    """
+    several = ratio.shape[-2] > 1 and ratio.stride(-2) == 0
+    return several and lam.expand(ratio.shape[:-1]).stride(-1) == 0
 
 
 def compress(features: Features, *, tolerance: float) -> Compressed:

@@ -206,18 +206,19 @@ def _operators(builder: Builder, x: Tensor, data: FittedData) -> tuple[Operators
         return large_operators(
             builder, data, scales=(choice.scale_x, choice.scale_z), lam=lam, **ridges
         )
-    x, tolerance = x.to(torch.float64), observation_tolerance(lam)
+    x, tolerance = x.to(torch.float64), builder.tolerances(observation_tolerance(choice.lam))
     if data.landmarks is not None:
         rough = rule.SPARSE  # the other rule's lam is that of a squared operator
-        tolerance = landmark_tolerance(lam) if rough else tolerance
-        update = builder.update(x, choice.scale_x, tolerance, lam=lam, rough=rough)
+        few = landmark_tolerance(lam) if rough else tolerance
+        update = builder.update(x, choice.scale_x, few, lam=lam, rough=rough)
         single = {name: float(value) for name, value in ridges.items()}
         return landmark_operators(rule, update, z, data.landmarks, **single)
     update = builder.update(x, choice.scale_x, tolerance, lam=lam)
     update = update.by_feature() if isinstance(update, LowRank) else update
-    eta = float(torch.minimum(choice.eta, choice.lam_transition).min())
-    latents = builder.latents(z, choice.scale_z, latent_tolerance(eta)).by_feature()
-    lift = builder.lift(latents.train, data, lift_tolerance(eta))
+    eta = torch.minimum(choice.eta, choice.lam_transition)
+    latents = builder.latents(z, choice.scale_z, builder.tolerances(latent_tolerance(eta)))
+    latents = latents.by_feature()
+    lift = builder.lift(latents.train, data, lift_tolerance(float(eta.min())))
     operators = builder.operators(update, latents, z, data.lengths, lift=lift, **ridges)
     known = isinstance(rule.ratio, TransitionRatio)
     return operators, None if known else latents

@@ -23,6 +23,7 @@ from kbr.core.tables import at_rows, blocks, sum_rows
 
 SCORED = 2000  # steps that a ridge is scored on at most, evenly spaced
 PredictedRatio = Callable[[State, Callable[[], Weights]], Weights]
+Score = Callable[[float | Tensor], Float[Tensor, "*b"]]  # of a ridge, a number or [*b 1]
 
 
 @runtime_checkable
@@ -243,7 +244,7 @@ def leave_one_out_score(
     phi: Float[Tensor, "*b n p"],
     before: Float[Tensor, "*b k q"],
     after: Float[Tensor, "*b k p"],
-) -> Callable[[float | Tensor], Float[Tensor, "*b"]]:
+) -> Score:
     """Leave-one-out KuLSIF score of the predictive ratios p(z'|z_j) / p(z'), for lam' = eta.
 
     In a filter the ratio's numerator is a prediction, so KuLSIF is scored on predictions: for every
@@ -252,7 +253,14 @@ def leave_one_out_score(
 
     Math: J(eta) = mean_j [ b_j' C b_j / 2 - phi_j+1' b_j ],  b_j = (C_-j + eta I)^-1 E_-j' phi_j.
     Ref:  Kanamori et al. 2012, section 5, with the closed form of ridge regression's residuals.
+
+    Data sets of a batch are taken one by one: what is made of all is larger than the cache, and
+    most of them have a lower rank than the batch.
     """
+    if phi.ndim > 2:
+        return _each([leave_one_out_score(*one) for one in zip(phi, before, after, strict=True)])
+    used = phi.any(0)
+    phi, after, before = phi[:, used], after[:, used], before[:, before.any(0)]
     n, k = phi.shape[-2], before.shape[-2]
     marginal, vectors = torch.linalg.eigh(phi.mT @ phi)
     rotated = after @ vectors
@@ -275,5 +283,15 @@ def leave_one_out_score(
         fit = (beta.square() * marginal.clamp_min(0).unsqueeze(-2)).sum(-1) / n
         loss: Tensor = fit / 2 - (n - 1) * hit.squeeze(-1)
         return loss.mean(-1)
+
+    return score
+
+
+def _each(scores: Sequence[Score]) -> Score:
+    """The scores of all data sets, at one eta or at one for each."""
+
+    def score(eta: float | Tensor) -> Tensor:
+        etas = eta if isinstance(eta, Tensor) else [eta] * len(scores)
+        return torch.stack([one(own) for one, own in zip(scores, etas, strict=True)])
 
     return score

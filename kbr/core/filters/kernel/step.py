@@ -143,19 +143,21 @@ class Operators(ABC):
         """The belief after one more observation; the prediction where it tells nothing.
 
         That is where x was not `seen`, is not `familiar` (unlike any of training), or leaves no
-        weights to speak of. None: all are.
+        weights to speak of. None: all are. A first belief is the same for all sequences, so they
+        have one ratio, expanded: see `is_shared`.
         """
         x, u = split(query, self.controls)
         if now.first:
-            ratio = self.ratio(now.state, lambda: now.weights)
+            ratio = self.ratio(now.state, lambda: now.weights)[..., :1, :]
         else:
             ratio = self.ahead_ratio(now.state, u)
         ratio = self.weigh(ratio)
-        if is_alone(self.update, self.rule, ratio, lam) and _told(seen) and _told(familiar):
+        told = x.shape[:-1] == (1,) and _told(seen) and _told(familiar)
+        if told and is_alone(self.update, self.rule, ratio, lam):
             alone = weights_alone(self.update, self.rule, ratio, x, lam.item())
             if alone is not None:
                 return self.belief(alone[0], evidence=torch.full((1,), alone[1], device=x.device))
-        r = self.rule.effective_ratio(ratio)
+        r = self.rule.effective_ratio(ratio).expand(*query.shape[:-1], -1)
         weights, total, usable = self.posterior(r, query, lam, seen, familiar)
         keep = usable
         if not self.rule.normalize:
