@@ -75,7 +75,7 @@ def test_new_parts_multiply_to_the_density_of_all_errors():
             error = errors[k].reshape(1, 1)
             new, volume = innovation(error, memory, [0])
             total += float(-new.square().sum() / 2 - volume)
-            memory = remembered(memory, error, torch.tensor([True]))
+            memory = remembered(memory, error, torch.tensor(True), [0])
     rows = np.flatnonzero(there)
     cov = rho ** np.abs(rows[:, None] - rows[None])
     seen = errors.numpy()[rows]

@@ -204,13 +204,12 @@ class Learner:
     def sensing(self, rest: Sequences, kind: str, known: Sensing | None) -> Sensing:
         first = self.seen if self.fresh else 0
         x, z = rest.observed[first:].double(), rest.z[first:].double()
-        places = places_of(rest.lengths, z)[first:]
         if kind == Shows.kind:
+            places = places_of(rest.lengths, z)[first:]
             maps = known.maps if isinstance(known, Shows) else None
             return Shows.fit(x, z, self.columns, maps, places)
         told = known.map if isinstance(known, Tells) else None
-        choice = None if told is None else told.choice
-        return Tells.fit(x, z, z.shape[-1] - rest.rates, choice, places)
+        return Tells.fit(x, z, z.shape[-1] - rest.rates, None if told is None else told.choice)
 
     @cached_property
     def blocks(self) -> list[tuple[range, list[Piece]]]:

@@ -78,11 +78,12 @@ def innovation(
     return (errors - expected) / new.sqrt(), new.log().sum(-1) / 2
 
 
-def remembered(memory: Memory, errors: Errors, there: Bool[Tensor, "*s c"]) -> Memory:
-    """After an observation, of whose columns these were there."""
-    if not memory.shape[-1]:
-        return memory
-    before, new = memory.chunk(2, -1)
-    shown = there.unsqueeze(-2)
-    now = torch.where(shown, errors.clamp(-MOST, MOST), before)
-    return torch.cat([now, torch.where(shown, 0.0, new)], -1)
+def remembered(
+    memory: Memory, errors: Errors, there: Bool[Tensor, "*s"], columns: list[int]
+) -> Memory:
+    """After an observation of these columns, where they were there."""
+    before, new = memory.clone().chunk(2, -1)
+    shown = there[..., None, None]
+    before[..., columns] = torch.where(shown, errors.clamp(-MOST, MOST), before[..., columns])
+    new[..., columns] = torch.where(shown, 0.0, new[..., columns])
+    return torch.cat([before, new], -1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.novelty import Reach
 from kbr.core.filters.moving.cloud import Cloud, Draws
-from kbr.core.filters.moving.lasting import Memory, nothing_yet, one_row_on, remembered
+from kbr.core.filters.moving.lasting import Memory, nothing_yet, one_row_on
 from kbr.core.filters.moving.sensing import Sensing, sensing_of
 from kbr.core.filters.moving.smooth_map import SmoothMap
 from kbr.core.filters.result import FilterResult
@@ -150,11 +150,10 @@ class MovingModel:
         after = torch.where(usable.unsqueeze(-1), after, kept)
         memory: Memory | None = None
         if cloud.memory.shape[-1]:  # an outlier is not remembered
-            counts = there & seen.unsqueeze(-1)
-            begun_at, none_yet = self.sensing.at(fresh, there), self.at(fresh).memory
-            parts = ((cloud.memory, at), (none_yet, begun_at))
-            errors = [(old, *self.sensing.errors(x, now, counts)) for old, now in parts]
-            memory = torch.cat([remembered(*each) for each in errors], -2)
+            counts, new = there & seen.unsqueeze(-1), self.at(fresh)
+            parts = ((cloud.memory, at), (new.memory, self.sensing.at(fresh, there)))
+            both = [self.sensing.remembered(old, x, shown, counts) for old, shown in parts]
+            memory = torch.cat(both, -2)
         return Cloud.weighted(torch.cat([points, fresh], -2), after, memory), seen
 
     def _told(

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.moving.lasting import Errors, Memory, innovation
+from kbr.core.filters.moving.lasting import Memory, innovation, remembered
 from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap
 
 FEW = 10  # rows below which a map of others is kept
@@ -40,8 +40,8 @@ class Sensing(Protocol):
         With a memory, of what is new of its errors.
         """
 
-    def errors(self, x: Row, at: Any, there: There) -> tuple[Errors, Bool[Tensor, "*s c"]]:
-        """Of every column over their standard deviations, and which of them are there."""
+    def remembered(self, memory: Memory, x: Row, at: Any, there: There) -> Memory:
+        """What points remember of errors after an observation, of which these groups count."""
 
     @property
     def lasting(self) -> Float[Tensor, "c"]:
@@ -99,17 +99,12 @@ class Shows:
             total = total + torch.where(present, density, 0.0)
         return total  # type: ignore[no-any-return]
 
-    def errors(
-        self, x: Row, at: dict[int, Shown], there: There
-    ) -> tuple[Errors, Bool[Tensor, "*s c"]]:
-        wide, points = len(self.lasting), next(iter(at.values()))[0].shape[-2]
-        found = x.new_zeros(*x.shape[:-1], points, wide)
-        shown = torch.zeros_like(x[..., :wide], dtype=torch.bool)
+    def remembered(self, memory: Memory, x: Row, at: dict[int, Shown], there: There) -> Memory:
         for k, (mean, sd) in at.items():
             group = list(self.columns[k])
-            found[..., group] = (x[..., group].unsqueeze(-2).nan_to_num(0.0) - mean) / sd
-            shown[..., group] = there[..., k : k + 1]
-        return found, shown
+            seen = torch.where(there[..., k : k + 1], x[..., group], 0.0).unsqueeze(-2)
+            memory = remembered(memory, (seen - mean) / sd, there[..., k], group)
+        return memory
 
     @cached_property
     def lasting(self) -> Float[Tensor, "c"]:
@@ -141,11 +136,9 @@ class Tells:
         z: Float[Tensor, "n dz"],
         latents: int,
         choice: MapChoice | None = None,
-        places: Float[Tensor, "n"] | None = None,
     ) -> "Tells":
         there = x.isfinite().all(-1)
-        where = None if places is None else places[there]
-        return cls(latents, SmoothMap.fit(x[there], z[there, :latents], choice, at=where))
+        return cls(latents, SmoothMap.fit(x[there], z[there, :latents], choice))
 
     def at(self, z: Points, there: There | None = None) -> Float[Tensor, "*s m k"]:
         return z[..., : self.latents]
@@ -155,20 +148,16 @@ class Tells:
     ) -> Densities:
         present = there.all(-1, keepdim=True)
         mean, sd = (part.unsqueeze(-2) for part in self.map(torch.where(present, x, 0.0)))
-        new, volume = innovation((at - mean) / sd, memory, list(range(self.latents)))
-        density = log_density(new, sd, self.map.root) - volume
+        density = log_density((at - mean) / sd, sd, self.map.root)
         return torch.where(present, density, 0.0)
 
-    def errors(
-        self, x: Row, at: Float[Tensor, "*#s m k"], there: There
-    ) -> tuple[Errors, Bool[Tensor, "*s c"]]:
-        present = there.all(-1, keepdim=True)
-        mean, sd = (part.unsqueeze(-2) for part in self.map(torch.where(present, x, 0.0)))
-        return (at - mean) / sd, present.expand(*present.shape[:-1], self.latents)
+    def remembered(self, memory: Memory, x: Row, at: Any, there: There) -> Memory:
+        return memory
 
     @property
     def lasting(self) -> Float[Tensor, "c"]:
-        return self.map.lasting
+        """None: how far z is from what x tells lasts because z does, not the sensor's errors."""
+        return torch.zeros_like(self.map.low)
 
     def to(self, device: str | torch.device) -> "Tells":
         return Tells(self.latents, self.map.to(device))
