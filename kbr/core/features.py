@@ -73,7 +73,8 @@ class PivotedCholesky:
     among: int | None = None
 
     def __post_init__(self) -> None:
-        for end in torch.as_tensor(self.tolerance).aminmax():
+        given = self.tolerance
+        for end in given.aminmax() if isinstance(given, Tensor) else (given,):
             check_shares(tolerance=float(end))
         if self.max_rank is not None:
             check_sizes(max_rank=self.max_rank)

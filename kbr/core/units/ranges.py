@@ -29,7 +29,7 @@ class Range:
     @classmethod
     def of(cls, rows: Float[Tensor, "*b n d"], skipped: Sequence[bool] = ()) -> "Range | None":
         """Of training rows; None where too many columns are left when some are `skipped`."""
-        without = torch.tensor(skipped or [False] * rows.shape[-1])
+        without = torch.tensor(skipped or [False] * rows.shape[-1], device="cpu")
         if not rows.shape[-2] or int((~without).sum()) > MOST:
             return None
         values = rows.detach().cpu().double()

@@ -32,7 +32,7 @@ class Reach:
             return distances_to(x, self.anchors).amin(-1) <= self.radius
         return squared_distances(x, self.anchors).amin(-1) <= self.limit.unsqueeze(-1)
 
-    def is_near(self, x: Float[Tensor, "1 dx"]) -> bool:
+    def is_near(self, x: Float[Tensor, "*b s dx"]) -> bool:
         """Whether one observation is all there, and familiar; False also where it is not told."""
         if x.ndim > 2 or x.shape[-1] > FEW_COORDINATES:
             return False

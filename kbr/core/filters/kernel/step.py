@@ -152,8 +152,7 @@ class Operators(ABC):
         else:
             ratio = self.ahead_ratio(now.state, u)
         ratio = self.weigh(ratio)
-        told = x.shape[:-1] == (1,) and _told(seen) and _told(familiar)
-        if told and is_alone(self.update, self.rule, ratio, lam):
+        if is_alone(self.update, self.rule, ratio, lam) and _one(x, seen, familiar):
             alone = weights_alone(self.update, self.rule, ratio, x, lam.item())
             if alone is not None:
                 return self.belief(alone[0], evidence=torch.full((1,), alone[1], device=x.device))
@@ -213,6 +212,6 @@ class Operators(ABC):
         return Step(weights, state, self.readout(weights), evidence, first)
 
 
-def _told(flag: Told) -> bool:
-    """Of one sequence."""
-    return flag is None or bool(flag)
+def _one(x: Query, *conditions: Told) -> bool:
+    """Whether there is one sequence, all of whose conditions hold."""
+    return x.shape[:-1] == (1,) and all(flag is None or bool(flag) for flag in conditions)
