@@ -19,7 +19,8 @@ from kbr import Embedding, KalmanFilter, KbrError, MovingFilter, load_filter
 from kbr.core.filters.kernel.operators import transition_pairs
 from kbr.core.filters.moving.cloud import Cloud
 from kbr.core.filters.moving.doubt import Doubt
-from kbr.core.filters.moving.fitting import Learner, MovingSettings
+from kbr.core.filters.moving.fitting import Learner, MovingSettings, held_out
+from kbr.core.filters.moving.model import Tempering
 from kbr.core.filters.moving.sensing import Shows
 from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap
 from kbr.core.filters.training_data import training_data
@@ -547,6 +548,23 @@ def test_the_summary_fits_a_page(fitted):
     for value in (fitted, MovingFilter(), fitted.init(), fitted.filter(circle(5, 19)[0])):
         assert len(repr(value)) < 200
         assert "\n" not in repr(value)
+
+
+def test_settings_tried_together_are_those_tried_one_by_one():
+    x, z = circle(90, 22)
+    learner = Learner(training_data(x, z), MovingSettings(sensing="shows", particles=30))
+    parts = next(iter(learner.parts.values()))
+    settings = [
+        Tempering(),
+        Tempering(temper=0.25, inflate=2.0),
+        Tempering(outliers=0.1),
+    ]
+    together = held_out(parts, settings, 0)
+    alone = [held_out(parts, [one], 0)[0] for one in settings]
+    assert len({found.score for found in together}) == 3
+    for found, expected in zip(together, alone, strict=True):
+        assert found.score == pytest.approx(expected.score, rel=1e-6)
+        assert found.mse == pytest.approx(expected.mse, rel=1e-6)
 
 
 def test_settings_are_chosen_by_held_out_steps():

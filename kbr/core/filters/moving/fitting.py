@@ -242,23 +242,24 @@ class Learner:
                 found[kind].append(Part(block, model, pieces))
         return found
 
-    def sensor_options(self, kind: Kind) -> list[dict[str, float]]:
+    def sensor_options(self, kind: Kind) -> list[list[dict[str, float]]]:
         """Errors that last are either remembered, or all evidence is given less weight."""
         options = self.wanted.options()
         lasts = bool(self.whole[kind].sensing.lasting.any())
         factors = options["lasting"] if lasts else options["lasting"][:1]
-        return [
-            {"lasting": factor, "temper": temper}
-            for factor in factors
-            for number, temper in enumerate(options["temper"])
-            if number == 0 or not (factor and lasts and len(factors) > 1)
-        ]
+        found = []
+        for factor in factors:
+            one_of_two = lasts and factor and len(factors) > 1
+            tempers = options["temper"][:1] if one_of_two else options["temper"]
+            found.append([{"lasting": factor, "temper": temper} for temper in tempers])
+        return found
 
     def choose(self, progress: Progress | None = None) -> Choice:
         """By how likely the filter's beliefs make the truth at rows that its maps do not know.
 
         First the kind, and what mends a sensor whose errors last, together: the one may mend the
-        other's faults; then one setting after the other.
+        other's faults; then one setting after the other. Values of one setting are tried side by
+        side.
         """
         options, parts = self.wanted.options(), self.parts
         kind, least = next(iter(parts)), HeldOut(math.inf, math.inf)
@@ -266,15 +267,18 @@ class Learner:
         tempering = Tempering(**kept)
         steps = sum(piece.z.shape[-2] for _, pieces in self.blocks for piece in pieces)
         gain = GAIN * (VALIDATION_STEPS / steps) ** 0.5
-        trials: list[tuple[Kind | None, dict[str, float]]] = [
-            (one, change) for one in parts for change in self.sensor_options(one)
+        trials: list[tuple[Kind | None, list[dict[str, float]]]] = [
+            (one, changes) for one in parts for changes in self.sensor_options(one)
         ]
-        trials += [(None, {name: v}) for name in ("inflate", "outliers") for v in options[name][1:]]
-        for one, change in trials if progress is None else progress(trials):
-            trial, changed = one or kind, replace(tempering, **change)
+        for name in ("inflate", "outliers"):
+            if others := [{name: value} for value in options[name][1:]]:
+                trials.append((None, others))
+        for one, changes in trials if progress is None else progress(trials):
+            trial, changed = one or kind, [replace(tempering, **change) for change in changes]
             found = held_out(parts[trial], changed, self.data.rates)
-            if found.score < least.score - gain:
-                kind, tempering, least = trial, changed, found
+            for setting, result in zip(changed, found, strict=True):
+                if result.score < least.score - gain:
+                    kind, tempering, least = trial, setting, result
         tried = [replace(part, model=part.model.tempered(tempering)) for part in parts[kind]]
         return Choice(self.whole[kind].tempered(tempering), tried, kind[1], least.mse)
 
@@ -293,18 +297,21 @@ class HeldOut:
     mse: float
 
 
-def held_out(parts: Iterable[Part], tempering: Tempering, rates: int) -> HeldOut:
-    """Of models with this tempering and fewer points, each on its own block."""
+def held_out(parts: Iterable[Part], temperings: Sequence[Tempering], rates: int) -> list[HeldOut]:
+    """Of models with these temperings and fewer points, each on its own block."""
     scores, squares = [], []
     for part in parts:
-        model = part.model.tempered(tempering, particles=min(TRIED, part.model.particles))
+        each = Tempering.each(temperings, part.model.start)
+        model = part.model.tempered(each, particles=min(TRIED, part.model.particles))
         for piece in part.pieces:
-            x, u = split(piece.x, model.controls)
+            x, u = split(piece.x.expand(len(temperings), *piece.x.shape), model.controls)
             kept, lead = piece.z.shape[-1] - rates, min(LEAD, len(piece.z) // 2)
             result, truth = model.filtered(x, u), piece.z[lead:, :kept].double()
-            mean, cov = result.mean[lead:, :kept], result.cov[lead:, :kept, :kept]
+            mean, cov = result.mean[:, lead:, :kept], result.cov[:, lead:, :kept, :kept]
+            truth = truth.expand_as(mean)
             volume = torch.linalg.slogdet(widened(cov)).logabsdet
             far = squared_mahalanobis(mean, cov, truth)
             scores.append((volume + (DOF + kept) * torch.log1p(far / DOF)) / kept)
             squares.append((mean - truth).square().sum(-1))
-    return HeldOut(*(float(torch.cat(part).mean()) for part in (scores, squares)))
+    means = (torch.cat(part, -1).mean(-1).tolist() for part in (scores, squares))
+    return [HeldOut(*pair) for pair in zip(*means, strict=True)]

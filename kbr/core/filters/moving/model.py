@@ -1,7 +1,7 @@
 """Learned dynamics and sensors, and the filter's recursion on clouds of points."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -37,10 +37,16 @@ class Tempering:
     lasting   factor of the learned shares of a sensor's errors that last from row to row.
     """
 
-    temper: float = 1.0
-    inflate: float = 1.0
-    outliers: float = 1e-4
+    temper: float | Tensor = 1.0
+    inflate: float | Tensor = 1.0
+    outliers: float | Tensor = 1e-4
     lasting: float = 0.0  # of files from before there was such a choice
+
+    @classmethod
+    def each(cls, several: Sequence["Tempering"], like: Tensor) -> "Tempering":
+        """For sequences that are filtered together, each with its own; they share `lasting`."""
+        made = {k: like.new_tensor([[getattr(one, k)] for one in several]) for k in LIMITS}
+        return cls(**made, lasting=several[0].lasting)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +112,9 @@ class MovingModel:
             inputs = torch.cat([points, moves], -1)
         way, sd = self.dynamics(inputs, cloud=True, doubt=False)
         noise = draws.normal @ self.dynamics.root.mT
-        moved = self._inside(points + way + self.tempering.inflate * sd * noise)
+        inflate = self.tempering.inflate
+        noise = noise * (inflate.unsqueeze(-1) if isinstance(inflate, Tensor) else inflate)
+        moved = self._inside(points + way + sd * noise)
         return Cloud.even(moved, one_row_on(cloud.memory, self.lasting))
 
     def _inside(self, points: Float[Tensor, "*s m dz"]) -> Float[Tensor, "*s m dz"]:
@@ -137,9 +145,9 @@ class MovingModel:
         told = self._told(x, at, there, cloud.memory)
         begun = self._told(x, self.start_at, there)
         mass = begun.logsumexp(-1, keepdim=True) - math.log(len(self.start))
-        share = self.tempering.outliers
-        wrong = mass + math.log(share)
-        after = cloud.log_weights + torch.logaddexp(told + math.log1p(-share), wrong)
+        share = torch.as_tensor(self.tempering.outliers, dtype=mass.dtype, device=mass.device)
+        wrong = mass + share.log()
+        after = cloud.log_weights + torch.logaddexp(told + torch.log1p(-share), wrong)
         likely = after.logsumexp(-1, keepdim=True)
         usable = seen & likely.isfinite().squeeze(-1)
         seen = usable & (wrong - likely < math.log(0.5)).squeeze(-1)
