@@ -71,7 +71,7 @@ def weighted_gram(
     Data sets of a batch are taken one by one where their products are larger than the cache, and
     weights where most are zero: rows of no weight are left out.
     """
-    if weights.numel() == table.shape[-2] and table.dtype == weights.dtype:
+    if weights.shape[:-1].numel() == 1 and table.dtype == weights.dtype:
         return ((table.mT * weights) @ table).reshape(*weights.shape[:-1], *2 * table.shape[-1:])
     if table.dtype == weights.dtype:
         size = weights.numel() * table.shape[-1]
