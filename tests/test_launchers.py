@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import call
+from omegaconf import OmegaConf
 
 from kbr.app.cli import _launchers_id
 from kbr.core.errors import KbrError
@@ -165,6 +166,24 @@ def test_a_space_is_a_file_by_its_name(search):
         "model.filter.noise=tag(log,interval(0.03,1.0))",
         "model.filter.patience=choice(6,100)",
     ]
+
+
+TUNED = sorted(path.stem for path in (ROOT / "configs" / "hparams").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_tuned_settings_are_those_of_the_best_run(search, name):
+    """Of the study beside them; they are in use where their file is named."""
+    data, _, model = name.partition("_")
+    config = search.composed([f"data={data}", f"model={model}", f"hparams={name}"])
+    with (ROOT / "configs" / "hparams" / f"{name}.csv").open() as file:
+        runs = [row for row in csv.DictReader(file) if row["state"] == "complete"]
+    best = min(runs, key=lambda row: float(row["val/mse"]))
+    searched = [key for key in best if key.startswith(("model.", "encoder."))]
+    assert len(searched) >= 4
+    for key in searched:
+        used = OmegaConf.select(config, key)
+        assert used == pytest.approx(float(best[key]), rel=1e-3)
 
 
 def test_the_first_run_has_the_models_own_settings(search):
