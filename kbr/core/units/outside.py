@@ -15,6 +15,7 @@ from torch import Tensor
 SHARE = 0.01  # of the rows: fewer outside are not worth a word
 FEWEST = 3  # rows outside, unless there are not so many
 NAMED = 3  # columns that are named
+LONGEST = 1e9  # numbers from here on have an exponent
 DIGITS = 4  # of numbers, unless more are needed to tell them apart
 ADVICE = "answers there are extrapolations. Train on rows like these."
 
@@ -39,11 +40,10 @@ class Excursion:
     truth: bool = False
 
     def __str__(self) -> str:
-        digits = _digits(self.low, self.high)
-        low, high = (f"{value:.{digits}g}" for value in (self.low, self.high))
+        low, high = (_written(value, self.low, self.high) for value in (self.low, self.high))
         known = f"{low} to {high}" if self.high > self.low else f"always {low}"
-        least = f"{self.least:.{_digits(self.least, self.low)}g}"
-        most = f"{self.most:.{_digits(self.most, self.high)}g}"
+        least = _written(self.least, self.least, self.low)
+        most = _written(self.most, self.most, self.high)
         below, above = self.least < self.low, self.most > self.high
         reach = f"from {least} to {most}" if below and above else f"up to {most}"
         reach = f"down to {least}" if below and not above else reach
@@ -139,9 +139,14 @@ class Outside:
         return self.low, self.high, self.rows, self.least, self.most
 
 
-def _digits(value: float, other: float) -> int:
-    """So many that two numbers differ where they are written."""
-    size, apart = max(abs(value), abs(other)), abs(value - other)
-    if not (0 < apart < math.inf and size < math.inf):
-        return DIGITS
-    return min(17, max(DIGITS, math.floor(math.log10(size)) - math.floor(math.log10(apart)) + 2))
+def _written(value: float, one: float, other: float) -> str:
+    """A number with so many digits that these two, one of which it is, differ where written.
+
+    Long whole numbers, like coordinates on a map, stand without an exponent.
+    """
+    size, apart, digits = max(abs(one), abs(other)), abs(one - other), DIGITS
+    if 0 < apart < math.inf and size < math.inf:
+        more = math.floor(math.log10(size)) - math.floor(math.log10(apart)) + 2
+        digits = min(17, max(DIGITS, more))
+    text = f"{value:.{digits}g}"
+    return f"{float(text):.0f}" if "e+" in text and abs(value) < LONGEST else text
