@@ -128,7 +128,7 @@ def keep(new: Sequence[Row], docs: Path = DOCS) -> None:
     """The new rows in the place of the old ones, and the page's tables."""
     kept = docs / "results" / "peers.csv"
     old = read(kept) if kept.is_file() else []
-    found = {tuple(str(row[key]) for key in KEY): row for row in [*old, *new]}
+    found = {tuple(shown(row[key]) for key in KEY): row for row in [*old, *new]}
     rows = [found[key] for key in sorted(found)]
     with kept.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
