@@ -226,15 +226,15 @@ def test_a_search_that_has_nothing_to_search_says_so(search, tmp_path):
 @pytest.mark.filterwarnings("ignore")  # Optuna's own, about what is experimental
 def test_a_search_goes_on_prunes_and_ends_with_a_command(search, tmp_path, capsys, monkeypatch):
     given = [
-        "data=dsprites",
+        "data=rotation",
         "data.n_train=30",
         "data.n_test=2",
         "trainer=cpu",
         "model.filter.epochs=2",
         "model.filter.val_every=1",
         "model.filter.n_fourier=8",
-        "encoder.channels=2",
-        "encoder.n_maps=2",
+        "encoder=mlp",
+        "encoder.hidden=[8]",
     ]
     study = tmp_path / "study.db"
     search.search([*given, "model.filter.lr=interval(1e-3,1e-2)"], trials=1, study=study)
@@ -245,17 +245,17 @@ def test_a_search_goes_on_prunes_and_ends_with_a_command(search, tmp_path, capsy
     assert "1 done" in printed
     assert printed.count("[2/2]") == 1
     assert f"model.filter.lr={best.params['model.filter.lr']:.4g}" in printed
-    assert "python train.py data=dsprites" in printed
+    assert "python train.py data=rotation" in printed
     assert best.value > 0
-    assert f"settings    {keep / 'dsprites_iw_nn.yaml'}" in printed
-    assert len((keep / "dsprites_iw_nn.csv").read_text().splitlines()) == 3
-    applied = ["data=dsprites", "model=iw_nn", "hparams=${data}_${model}"]
+    assert f"settings    {keep / 'rotation_iw_nn.yaml'}" in printed
+    assert len((keep / "rotation_iw_nn.csv").read_text().splitlines()) == 3
+    applied = ["data=rotation", "model=iw_nn", "encoder=mlp", "hparams=${data}_${model}"]
     config = search.composed([*applied, f"hydra.searchpath=[file://{keep.parent}]"])
     assert config.model.filter.lr == pytest.approx(best.params["model.filter.lr"], rel=1e-3)
     assert config.model.filter.n_fourier == 8  # which was the same in all runs
     assert config.data.n_train != 30
-    others = ["model=lstm", "hparams=dsprites_iw_nn", f"hydra.searchpath=[file://{keep.parent}]"]
-    with pytest.raises(KbrError, match="hparams=dsprites_iw_nn holds settings of another model"):
+    others = ["model=lstm", "hparams=rotation_iw_nn", f"hydra.searchpath=[file://{keep.parent}]"]
+    with pytest.raises(KbrError, match="hparams=rotation_iw_nn holds settings of another model"):
         search.composed(others)
     pruner = sys.modules["optuna"].pruners.MedianPruner
     monkeypatch.setattr(pruner, "prune", lambda self, study, trial: trial.number == 2)
