@@ -45,8 +45,9 @@ def lasting_of(errors: Float[Tensor, "n k"], at: Float[Tensor, "n"]) -> Float[Te
 
 def places_of(lengths: list[int], like: Tensor) -> Float[Tensor, "n"]:
     """Where rows lie, of sequences end to end that are FAR from each other."""
-    parts = [torch.arange(n, device=like.device).to(like) for n in lengths]
-    return torch.cat([part + 2 * FAR * k + sum(lengths[:k]) for k, part in enumerate(parts)])
+    counts = torch.tensor(lengths, device=like.device)
+    sequence = torch.arange(len(lengths), device=like.device).repeat_interleave(counts)
+    return (torch.arange(len(sequence), device=like.device) + 2 * FAR * sequence).to(like)
 
 
 def nothing_yet(points: Float[Tensor, "*s m d"], lasting: Float[Tensor, "c"]) -> Memory:
