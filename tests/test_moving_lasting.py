@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kbr import MovingFilter
+from kbr import KbrError, MovingFilter
 from kbr.core.filters.moving.lasting import (
     FAR,
     innovation,
@@ -103,7 +103,16 @@ def test_it_is_chosen_by_held_out_steps():
     settings = {**FIXED, "temper": "auto", "sensing": "shows", "n_particles": 100}
     assert MovingFilter(**settings).fit(*drift(600, 0)).chosen["lasting"] == 1
     _, z = drift(300, 3)
-    assert not MovingFilter(**settings).fit(z + 0.3 * normal(300, 1, seed=7), z).model.lasting.any()
+    plain = MovingFilter(**settings).fit(z + 0.3 * normal(300, 1, seed=7), z)
+    assert not plain.model.sensing.lasting.any()
+    assert plain.chosen["lasting"] == 0
+
+
+def test_what_tells_has_no_errors_to_remember():
+    with pytest.raises(KbrError, match="Set lasting=0, or sensing='shows'"):
+        MovingFilter(sensing="tells", lasting=0.5)
+    filt = MovingFilter(**FIXED, sensing="tells", n_particles=50).fit(*drift(200, 0))
+    assert filt.chosen["lasting"] == 0
 
 
 def test_what_is_remembered_goes_with_the_belief(tmp_path):

@@ -120,6 +120,11 @@ class MovingFilter(TrainableFilter):
                     f"{'' if high == torch.inf else f', at most {high:g}'}; got {value!r}. "
                     f"Set {name}."
                 )
+        if self.sensing == Tells.kind and self.lasting not in (AUTO, 0):
+            raise KbrError(
+                f"errors are remembered where the sensor 'shows' alone; got lasting={self.lasting} "
+                "with sensing='tells'. Set lasting=0, or sensing='shows'."
+            )
         if not (_is_number(self.restart) and 0 <= self.restart < 1):
             raise KbrError(f"restart must be a share from 0 to below 1; got {self.restart!r}.")
         if self.velocity not in (True, False, AUTO):

@@ -246,7 +246,8 @@ class Learner:
         """Errors that last are either remembered, or all evidence is given less weight."""
         options = self.wanted.options()
         lasts = bool(self.whole[kind].sensing.lasting.any())
-        factors = options["lasting"] if lasts else options["lasting"][:1]
+        none = options["lasting"][-1:]  # what was given, else zero: nothing lasts
+        factors = options["lasting"] if lasts else none
         found = []
         for factor in factors:
             one_of_two = lasts and factor and len(factors) > 1
