@@ -17,9 +17,10 @@ from test_sensors import robot
 
 from kbr import Embedding, KalmanFilter, KbrError, MovingFilter, load_filter
 from kbr.core.filters.kernel.operators import transition_pairs
+from kbr.core.filters.moving.choosing.fitting import Learner, MovingSettings
+from kbr.core.filters.moving.choosing.scoring import held_out
 from kbr.core.filters.moving.cloud import Cloud
 from kbr.core.filters.moving.doubt import Doubt
-from kbr.core.filters.moving.fitting import Learner, MovingSettings, held_out
 from kbr.core.filters.moving.model import Tempering
 from kbr.core.filters.moving.sensing import Shows
 from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap

@@ -122,6 +122,12 @@ def excerpts(
     ]
 
 
+def beginnings(data: Sequences, block: range, steps: int) -> list[Piece]:
+    """The first rows, at most so many, of the sequences in a block that holds them whole."""
+    rows = ((a, min(a + steps, b)) for a, b in pieces_inside(data.lengths, block))
+    return [Piece(data.x[..., a:b, :].double(), data.z[..., a:b, :]) for a, b in rows]
+
+
 def blocks_all_over(lengths: Sequence[int], count: int, size: int) -> list[range]:
     """Blocks of at least so many rows, evenly spaced: whole sequences, if there are enough.
 
@@ -142,6 +148,21 @@ def blocks_all_over(lengths: Sequence[int], count: int, size: int) -> list[range
             stop = min(start + size, n)
         blocks.append(range(start, stop))
     return blocks
+
+
+def whole_sequences(lengths: Sequence[int], count: int, each: int, size: int) -> list[range]:
+    """Blocks of whole sequences, evenly spaced: each of so many of them and so many rows, or all.
+
+    None at all, where sequences are few or one of these blocks is more than a third of all rows.
+    """
+    total, ends, blocks = len(lengths), [0, *accumulate(lengths)], []
+    count = min(count, total)
+    for k in range(count):
+        first, last = k * total // count, (k + 1) * total // count
+        enough = (end for end in range(first + each, last) if ends[end] - ends[first] >= size)
+        blocks.append(range(ends[first], ends[next(enough, last)]))
+    few = total < FEW or max(map(len, blocks)) > ends[-1] // 3
+    return [] if few else blocks
 
 
 def outside(rows: Tensor, block: range, dim: int = -2) -> Tensor:

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.inputs import check_level
+from kbr.core.uncertainty.alike import as_if_independent, independent
 from kbr.core.uncertainty.growth import Growth, doublings, growth_of, likeliest
 from kbr.core.uncertainty.regions import (
     Cov,
@@ -157,12 +158,15 @@ def calibrate(
     away: Sequence[Tensor] | None = None,
     places: Float[Tensor, "*b p d"] | None = None,
     blends: Sequence[float] = BLENDS,
+    pieces: Sequence[Sequence[int]] | None = None,
 ) -> Calibration:
     """Fit the calibration to beliefs at held-out steps and the truth there: a part a horizon.
 
     Horizons without a single held-out step are left out. `away` [*b t] of each part is how far the
     means are from all `places` that the filter knew; with both, errors may grow with it. The blend
-    of each horizon is the likeliest of BLENDS, at steps with evidence of `blends`.
+    of each horizon is the likeliest of BLENDS, at steps with evidence of `blends`. `pieces` are the
+    sizes of the pieces of sequences that a part consists of: their steps err alike, see `alike`;
+    without them all steps count as independent.
     """
     every = [None] * len(parts) if away is None else away
     trials = None if places is None else doublings(places)
@@ -174,10 +178,14 @@ def calibrate(
     blended, errors, distances, doubling, squares = zip(*(row for _, row in kept), strict=True)
     counts = tuple(row.shape[-1] for row in distances)
     reach = torch.arange(max(counts), device=errors[0].device)
-    rows = [
-        row.sort(-1).values[..., reach.clamp_max(k - 1)]
-        for row, k in zip(distances, counts, strict=True)
-    ]
+    ordered = [row.sort(-1).values for row in distances]
+    if pieces is not None:
+        sizes = [some for some in pieces if sum(some)]
+        ordered = [
+            as_if_independent(row, independent(one, some))
+            for row, one, some in zip(ordered, distances, sizes, strict=True)
+        ]
+    rows = [row[..., reach.clamp_max(k - 1)] for row, k in zip(ordered, counts, strict=True)]
     return Calibration(
         errors[0].new_tensor([float(h) for h, _ in kept]),
         counts,

@@ -15,9 +15,9 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.base import TrainableFilter, never
 from kbr.core.filters.belief import Answering, Belief, Moments
 from kbr.core.filters.lifting import best, lifted
+from kbr.core.filters.moving.choosing.fitting import AUTO, FEWEST, SENSINGS, Learner, MovingSettings
+from kbr.core.filters.moving.choosing.measuring import measured
 from kbr.core.filters.moving.cloud import Cloud
-from kbr.core.filters.moving.fitting import AUTO, FEWEST, SENSINGS, Learner, MovingSettings
-from kbr.core.filters.moving.measuring import measured
 from kbr.core.filters.moving.model import LIMITS, MovingModel
 from kbr.core.filters.moving.sensing import Tells
 from kbr.core.filters.moving.smooth_map import MOST

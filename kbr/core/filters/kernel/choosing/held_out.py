@@ -227,13 +227,16 @@ def calibration_of(
     several: Sequence[tuple[Rows, Tensor | None]],
     places: Tensor | None,
     blends: Sequence[float] = BLENDS,
+    *,
+    alike: bool = False,
 ) -> Calibration:
     """The calibration of all blocks together, each with the places that were known there.
 
-    `places` are those that the filter of all rows knows; `blends` as in `calibrate`.
+    `places` are those that the filter of all rows knows; `blends` as in `calibrate`; with `alike`,
+    steps of one piece count for less, as they err alike.
     """
     horizons = sorted({h for rows, _ in several for h in rows})
-    joined, away = [], []
+    joined, away, sizes = [], [], []
     for h in horizons:
         parts, far = [], []
         for rows, known in several:
@@ -243,11 +246,17 @@ def calibration_of(
                     inner = scaling.centred().apply(parts[-1][0])
                     far.append(distances(inner, known))
         mean, cov, z = zip(*parts, strict=True)
+        sizes.append([truth.shape[-2] for truth in z])
         joined.append((torch.cat(mean, -2), torch.cat(cov, -3), torch.cat(z, -2)))
         away += [torch.cat(far, -1)] if far else []
-    if not away:
-        return calibrate(joined, horizons, blends=blends)
-    return calibrate(joined, horizons, away=away, places=places, blends=blends)
+    return calibrate(
+        joined,
+        horizons,
+        away=away or None,
+        places=places if away else None,
+        blends=blends,
+        pieces=sizes if alike else None,
+    )
 
 
 def _starts(rows: Float[Tensor, "*b t c"], most: int) -> Float[Tensor, "*b s w c"]:

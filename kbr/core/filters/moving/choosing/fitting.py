@@ -1,18 +1,18 @@
 """From training sequences to a model: regressions by blocks left out, the rest by held-out rows."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, product
+from itertools import product
 
 import torch
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.choosing.search import Progress
-from kbr.core.filters.kernel.choosing.validation import VALIDATION_STEPS, held_out_block
+from kbr.core.filters.kernel.choosing.validation import held_out_block
 from kbr.core.filters.kernel.novelty import Reach, reach_of
 from kbr.core.filters.kernel.operators import transition_pairs
+from kbr.core.filters.moving.choosing.scoring import HeldOut, Part, held_out
 from kbr.core.filters.moving.cloud import Draws
 from kbr.core.filters.moving.lasting import places_of
 from kbr.core.filters.moving.model import MovingModel, Tempering
@@ -22,12 +22,13 @@ from kbr.core.filters.sequences import (
     LEAD,
     Piece,
     Sequences,
+    beginnings,
     blocks_all_over,
     excerpts,
     lengths_outside,
     split,
+    whole_sequences,
 )
-from kbr.core.uncertainty.regions import squared_mahalanobis, widened
 
 TEMPERS = (1.0, 0.5, 0.25, 0.1)
 INFLATIONS = (1.0, 2.0, 4.0)
@@ -37,14 +38,12 @@ LASTING = (1.0, 0.0)
 SENSINGS = (Shows.kind, Tells.kind)
 AUTO = "auto"
 Kind = tuple[str, float]  # of the sensor, and the jitter of the dynamics
-GAIN = 0.05  # by which another setting's score must be lower, on 200 steps
-DOF = 4.0  # of the t distribution that beliefs are scored by
-TRIED = 200  # points while settings are compared
 STEPS = 600  # held-out steps of a long recording
 BLOCKS, FEW_BLOCKS = 6, 3  # that these lie in, and of one of less than twice as many rows
 MANY = 64  # columns of x above which only what they tell is learned
 STARTS = 2000  # training latents that are kept, evenly spaced
-FROM_START = 200  # held-out steps of whole sequences, from their start
+TOGETHER = 4  # whole sequences at least that are held out together, where there are many
+FROM_START = 200  # held-out steps of each, from its start
 FEWEST = 10  # training rows, and those that a sensor must be there in
 
 
@@ -72,15 +71,6 @@ class MovingSettings:
         }
         given = {name: getattr(self, name) for name in tried}
         return {k: tried[k] if v == AUTO else (float(v),) for k, v in given.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """A block of rows, a model of the others, and what of the block is filtered by it."""
-
-    block: range
-    model: MovingModel
-    pieces: list[Piece]
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,18 +204,16 @@ class Learner:
     @cached_property
     def blocks(self) -> list[tuple[range, list[Piece]]]:
         """Blocks of rows all over the recording, and what of each is filtered."""
-        lengths = lengths_outside(self.data.lengths, range(self.seen))
+        lengths, size = lengths_outside(self.data.lengths, range(self.seen)), STEPS // BLOCKS
+        if parts := whole_sequences(lengths, BLOCKS, TOGETHER, size + LEAD):
+            blocks = [range(part.start + self.seen, part.stop + self.seen) for part in parts]
+            return [(block, beginnings(self.data, block, FROM_START)) for block in blocks]
         several = BLOCKS if sum(lengths) >= 2 * STEPS else FEW_BLOCKS
-        starts = {0, *accumulate(self.data.lengths)}
         found = []
-        for part in blocks_all_over(lengths, several, STEPS // BLOCKS + LEAD):
+        for part in blocks_all_over(lengths, several, size + LEAD):
             block = range(part.start + self.seen, part.stop + self.seen)
-            if {block.start, block.stop} <= starts and len(lengths) > 1:  # as filters will begin
-                pieces = excerpts(self.data, block, FROM_START, [0.0])
-            else:
-                steps = STEPS // BLOCKS if several == BLOCKS else len(block)
-                pieces = excerpts(self.data, block, steps, [0.5])
-            found.append((block, pieces))
+            steps = size if several == BLOCKS else len(block)
+            found.append((block, excerpts(self.data, block, steps, [0.5])))
         return found
 
     @cached_property
@@ -260,14 +248,13 @@ class Learner:
 
         First the kind, and what mends a sensor whose errors last, together: the one may mend the
         other's faults; then one setting after the other. Values of one setting are tried side by
-        side.
+        side. What the latent shows stays, unless what x tells is surely better.
         """
         options, parts = self.wanted.options(), self.parts
-        kind, least = next(iter(parts)), HeldOut(math.inf, math.inf)
+        kind: Kind = next(iter(parts))
+        least: HeldOut | None = None
         kept = {name: values[0] for name, values in options.items() if name != "jitter"}
         tempering = Tempering(**kept)
-        steps = sum(piece.z.shape[-2] for _, pieces in self.blocks for piece in pieces)
-        gain = GAIN * (VALIDATION_STEPS / steps) ** 0.5
         trials: list[tuple[Kind | None, list[dict[str, float]]]] = [
             (one, changes) for one in parts for changes in self.sensor_options(one)
         ]
@@ -278,41 +265,9 @@ class Learner:
             trial, changed = one or kind, [replace(tempering, **change) for change in changes]
             found = held_out(parts[trial], changed, self.data.rates)
             for setting, result in zip(changed, found, strict=True):
-                if result.score < least.score - gain:
+                another = trial[0] != kind[0]
+                if least is None or result.better_than(least, sure=another):
                     kind, tempering, least = trial, setting, result
         tried = [replace(part, model=part.model.tempered(tempering)) for part in parts[kind]]
+        assert least is not None
         return Choice(self.whole[kind].tempered(tempering), tried, kind[1], least.mse)
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """How good beliefs of the answered latents are, once a filter has found the track.
-
-    score   low where errors e are small and covariances C, before calibration, fit them: mean of
-            (log det C + (v + dz) log(1 + e'C^-1 e / v)) / dz, of a Student's t with v degrees of
-            freedom, so that a few steps of a lost track do not decide;
-    mse     the mean squared error.
-    """
-
-    score: float
-    mse: float
-
-
-def held_out(parts: Iterable[Part], temperings: Sequence[Tempering], rates: int) -> list[HeldOut]:
-    """Of models with these temperings and fewer points, each on its own block."""
-    scores, squares = [], []
-    for part in parts:
-        each = Tempering.each(temperings, part.model.start)
-        model = part.model.tempered(each, particles=min(TRIED, part.model.particles))
-        for piece in part.pieces:
-            x, u = split(piece.x.expand(len(temperings), *piece.x.shape), model.controls)
-            kept, lead = piece.z.shape[-1] - rates, min(LEAD, len(piece.z) // 2)
-            result, truth = model.filtered(x, u), piece.z[lead:, :kept].double()
-            mean, cov = result.mean[:, lead:, :kept], result.cov[:, lead:, :kept, :kept]
-            truth = truth.expand_as(mean)
-            volume = torch.linalg.slogdet(widened(cov)).logabsdet
-            far = squared_mahalanobis(mean, cov, truth)
-            scores.append((volume + (DOF + kept) * torch.log1p(far / DOF)) / kept)
-            squares.append((mean - truth).square().sum(-1))
-    means = (torch.cat(part, -1).mean(-1).tolist() for part in (scores, squares))
-    return [HeldOut(*pair) for pair in zip(*means, strict=True)]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kbr.core.filters.kernel.choosing.held_out import Rows, calibration_of
+from kbr.core.filters.moving.choosing.scoring import Part
 from kbr.core.filters.moving.cloud import Cloud
-from kbr.core.filters.moving.fitting import Part
 from kbr.core.filters.moving.model import MovingModel
 from kbr.core.filters.sequences import Piece, split
 from kbr.core.uncertainty.calibration import BLENDS, LONGEST, WAKING, Calibration
@@ -21,12 +21,15 @@ POINTS = 200  # at most, of predictions and new starts
 def measured(parts: Sequence[Part], scaling: Scaling) -> Calibration:
     """From blocks of the recording, each filtered by a model of the other rows.
 
-    A cloud's covariance tells new places by itself, while those of held-out blocks are mostly
-    known: it is widened by what these blocks need, never narrowed, and at steps with evidence
-    hardly blended with their errors.
+    Steps of one piece err alike, which makes regions wider where pieces are few. Whole sequences
+    that were held out are like those to come. Blocks of a recording lie between known rows, which
+    may be easier: by these, regions are never made narrower than a cloud's own. At steps with
+    evidence its covariance is hardly blended with held-out errors: it tells new places by itself.
     """
     several = [(filter_rows(part.model, part.pieces), None) for part in parts]
-    return calibration_of(scaling, several, None, BLENDS[:1]).never_narrower()
+    found = calibration_of(scaling, several, None, BLENDS[:1], alike=True)
+    whole = all(piece.lead == 0 for part in parts for piece in part.pieces)
+    return found if whole else found.never_narrower()
 
 
 def filter_rows(model: MovingModel, pieces: list[Piece]) -> Rows:
