@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from kbr import Embedding, ImportanceWeightedRule, KbrError, KuLSIF, MeanMatched, tune_rule
+from kbr import Embedding, ImportanceWeightedRule, KbrError, KuLSIF, ShrunkenMean, tune_rule
 from kbr.core.datasets.gaussian import GaussianTask
 from kbr.core.features import PivotedCholesky
-from kbr.core.moments import MOMENT_ETA, moment_ratio, shrunken_mean
+from kbr.core.moments import MOMENT_ETA, mean_share, moment_ratio
 from kbr.core.rule_tuning import leave_one_out_means, typical_eigenvalue
 
 
@@ -23,43 +23,42 @@ def problem(seed=0, n=30, m=20, d=3):
     return z, Embedding(there, weights / weights.sum())
 
 
-def test_the_shrunken_mean_is_that_of_plain_loops():
+def test_the_share_of_a_mean_is_that_of_plain_loops():
     _, prior = problem()
     a, there = prior.weights.numpy(), prior.points.numpy()
     mean = sum(w * row for w, row in zip(a, there, strict=True))
     spread = sum(w * float((row - mean) @ (row - mean)) for w, row in zip(a, there, strict=True))
     noise = sum(w * w for w in a) * spread
-    expected = max(0.0, 1 - noise / float(mean @ mean)) * mean
-    np.testing.assert_allclose(shrunken_mean(prior.points, prior.weights), expected, rtol=1e-10)
+    expected = max(0.0, 1 - noise / float(mean @ mean))
+    assert 0 < expected < 1
+    np.testing.assert_allclose(mean_share(prior.points, prior.weights), expected, rtol=1e-10)
 
 
-def test_a_mean_within_its_noise_goes_to_the_origin_and_a_far_one_stays():
+def test_a_mean_within_its_noise_has_no_share_and_a_far_one_all():
     even = torch.full((40,), 1 / 40, dtype=torch.float64)
     sample = points(0, 40, 3)
     sample = sample - sample.mean(-2)
-    assert shrunken_mean(sample + 1e-3, even).abs().max() == 0
-    torch.testing.assert_close(
-        shrunken_mean(sample + 100, even), torch.full((3,), 100.0).double(), rtol=1e-4, atol=0
-    )
+    assert float(mean_share(sample + 1e-3, even)) == 0
+    assert float(mean_share(sample + 100, even)) > 0.999
 
 
-def matched_by_loops(r, z, prior):
-    """The tilt from sums over points, in raw units but for the shrunken mean."""
+def tilted_by_loops(r, z, prior):
+    """The tilt from sums over points, in raw units but for the share; and its mean."""
     r = np.maximum(r, 0)
     w = r / r.sum()
     unit = np.sqrt(((z - z.mean(0)) ** 2).mean(0))
-    target = shrunken_mean(torch.as_tensor(prior.points.numpy() / unit), prior.weights).numpy()
+    share = float(mean_share(torch.as_tensor(prior.points.numpy() / unit), prior.weights))
     mean = sum(wi * row for wi, row in zip(w, z, strict=True))
     cov = sum(wi * np.outer(row - mean, row - mean) for wi, row in zip(w, z, strict=True))
-    b = np.linalg.solve(cov, target * unit - mean)
-    return len(z) * w * (1 + (z - mean) @ b), target * unit
+    b = np.linalg.solve(cov, (share - 1) * mean)
+    return len(z) * w * (1 + (z - mean) @ b), share * mean
 
 
-def test_a_matched_ratio_is_tilted_to_the_mean_of_the_prior():
+def test_a_ratio_is_tilted_to_a_share_of_its_mean():
     z, prior = problem()
     features, base = PivotedCholesky().fit(z), KuLSIF(eta=0.1)
-    made = MeanMatched(ratio=base)(features, z, prior)
-    expected, target = matched_by_loops(base(features, z, prior).numpy(), z.numpy(), prior)
+    made = ShrunkenMean(ratio=base)(features, z, prior)
+    expected, target = tilted_by_loops(base(features, z, prior).numpy(), z.numpy(), prior)
     np.testing.assert_allclose(made, expected, rtol=0, atol=1e-4)
     np.testing.assert_allclose(made.mean(), 1, rtol=1e-9)
     unit = z.std(-2)
@@ -68,23 +67,31 @@ def test_a_matched_ratio_is_tilted_to_the_mean_of_the_prior():
     )
 
 
-def test_a_prior_out_of_reach_leaves_a_ratio_of_bounded_spread():
+def uniform(features, points, prior):
+    return torch.ones_like(points[..., 0])
+
+
+def test_the_tilt_is_bounded_and_absent_where_the_mean_is_far_from_the_origin():
     z = points(0, 50, 2)
-    features, prior = PivotedCholesky().fit(z), Embedding.from_samples(points(1, 9, 2) + 1000)
-    ratio = MeanMatched(ratio=lambda *_: torch.ones(50, dtype=torch.float64))
-    made = ratio(features, z, prior)
+    features = PivotedCholesky().fit(z)
+    sample = points(1, 9, 2)
+    around = Embedding.from_samples(sample - sample.mean(-2))
+    made = ShrunkenMean(ratio=uniform)(features, z + 1000, around)
     torch.testing.assert_close(made.var(correction=0), torch.ones(()).double(), rtol=1e-3, atol=0)
+    far = Embedding.from_samples(sample + 1000)
+    made = ShrunkenMean(ratio=uniform)(features, z + 1000, far)
+    torch.testing.assert_close(made, torch.ones(50).double(), rtol=0, atol=1e-2)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_matched_ratios_of_fewer_points_than_coordinates_are_finite(n):
+def test_tilted_ratios_of_fewer_points_than_coordinates_are_finite(n):
     z, prior = points(0, n, 5), Embedding.from_samples(points(1, 3, 5))
-    assert MeanMatched(ratio=KuLSIF(eta=0.1))(PivotedCholesky().fit(z), z, prior).isfinite().all()
+    assert ShrunkenMean(ratio=KuLSIF(eta=0.1))(PivotedCholesky().fit(z), z, prior).isfinite().all()
     assert moment_ratio(z, prior).isfinite().all()
     same = z[:1].expand(4, 5)
     assert moment_ratio(same, prior).isfinite().all()
     features = PivotedCholesky().fit(same)
-    assert MeanMatched(ratio=KuLSIF(eta=0.1))(features, same, prior).isfinite().all()
+    assert ShrunkenMean(ratio=KuLSIF(eta=0.1))(features, same, prior).isfinite().all()
 
 
 def moments_by_loops(z, prior):

@@ -1,8 +1,8 @@
 """What the first moments of a prior tell, where there are too few points for its density.
 
 In many dimensions a few hundred points do not show the ratio pi/p, but they do show the mean of the
-prior and the size of its latents. Two ratios are made of these alone: `MeanMatched` gives any other
-ratio the mean of the prior, and `moment_ratio` carries errors from the training pairs to the prior.
+prior and the size of its latents. Two ratios are made of these: `ShrunkenMean` takes the noise out
+of the mean of another one, and `moment_ratio` carries errors from the training pairs to the prior.
 """
 
 from dataclasses import dataclass, field
@@ -21,23 +21,22 @@ RIDGE = 1e-6  # of the covariance of z in units of its spread: for coordinates t
 MOMENT_ETA = 0.01
 
 
-def shrunken_mean(
+def mean_share(
     points: Float[Tensor, "*b m d"], weights: Float[Tensor, "*b m"]
-) -> Float[Tensor, "*b d"]:
-    """The mean of a weighted sample, drawn towards the origin as far as it is noise.
+) -> Float[Tensor, "*b"]:
+    """How much of the mean of a weighted sample is more than noise, from 0 to 1.
 
-    Math: s mu,  mu = sum_j a_j z_j,  s = max(0, 1 - v / |mu|^2),
+    Math: s = max(0, 1 - v / |mu|^2),  mu = sum_j a_j z_j,
           v = sum_k a_k^2 sum_j a_j |z_j - mu|^2, which is the variance that mu has as an estimate.
     Ref:  James and Stein 1961; Muandet et al. 2014 for means of features.
     Weights are nonnegative and sum to one. |mu|^2 - v estimates the squared length of the true mean
-    without bias, so a mean that is far from the origin stays as it is.
+    without bias: s is near one where the mean is far from the origin.
     """
     mean = (weights.unsqueeze(-2) @ points).squeeze(-2)
-    spread = (weights * (points - mean.unsqueeze(-2)).square().sum(-1)).sum(-1)
-    noise = weights.square().sum(-1) * spread
+    variance = (weights * (points - mean.unsqueeze(-2)).square().sum(-1)).sum(-1)
+    noise = weights.square().sum(-1) * variance
     length = mean.square().sum(-1)
-    share = torch.where(length > noise, 1 - noise / or_one(length), 0.0)
-    return share.unsqueeze(-1) * mean
+    return torch.where(length > noise, 1 - noise / or_one(length), 0.0)
 
 
 def spread(points: Latents) -> Float[Tensor, "*b 1 d"]:
@@ -46,15 +45,16 @@ def spread(points: Latents) -> Float[Tensor, "*b 1 d"]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MeanMatched:
-    """Another ratio, tilted so that the training latents have the mean of the prior under it.
+class ShrunkenMean:
+    """Another ratio, tilted: the mean of z under it is drawn to the origin as far as it is noise.
 
-    Math: r'_i = r_i (1 + b'(z_i - zbar)),  S b = m - zbar, with zbar and S the mean and covariance
-          of z under max(r, 0), and m the prior's `shrunken_mean`.
+    Math: r'_i = r_i (1 + b'(z_i - zbar)),  S b = (s - 1) zbar, with zbar and S the mean and
+          covariance of z under max(r, 0), and s the `mean_share` of the prior; so that the mean of
+          z under r' is s zbar.
     Ref:  Deville and Saerndal 1992: weights calibrated to known means, linear case.
-    A ridge posterior is as far off as the mean that it shrinks to, and that of a ratio has the
-    noise of all its weights. The tilt keeps a standard deviation of at most one: a prior farther
-    away than that is approached and not reached.
+    A ridge posterior is as far off as the mean that it shrinks to, and in many dimensions that is
+    much. The tilt has a standard deviation of at most one. A prior whose mean is far from the
+    origin, in units of its error, leaves the ratio as it is.
     """
 
     ratio: Ratio = field(default_factory=KuLSIF)
@@ -65,11 +65,11 @@ class MeanMatched:
         z = (points / unit).to(torch.float64)
         proper = prior.nonnegative()
         there = (proper.points.to(points) / unit).to(torch.float64)
-        target = shrunken_mean(there, proper.weights.to(there).expand(there.shape[:-1]))
+        share = mean_share(there, proper.weights.to(there).expand(there.shape[:-1]))
         w = (r / r.shape[-1]).unsqueeze(-1)
         mean = w.mT @ z
         centred = z - mean
-        gap = (target.unsqueeze(-2) - mean).mT
+        gap = ((share[..., None, None] - 1) * mean).mT
         tilt = ridge_solve(centred.mT @ (w * centred), gap, ridge=RIDGE, name="the covariance of z")
         slope = centred @ tilt
         size = (w * slope.square()).sum((-2, -1), keepdim=True).sqrt()

@@ -8,7 +8,7 @@ With few points a score is noisy, and its minimum jumps across the grid from sam
 the choice is a mean over the grid under weights exp(-n score / (2 variance of the prior)): of eta
 and of the bandwidth the geometric one, of the ridge that of the share which it keeps of a slope.
 A sharp score gives its minimum, a flat one the middle of the grid. Every choice is made for each
-batch member by itself. The tuned rule weighs by `MeanMatched` KuLSIF.
+batch member by itself. The tuned rule weighs by `ShrunkenMean` KuLSIF.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from kbr.core.features import Features, as_feature_map
 from kbr.core.inputs import ArrayLike, as_pairs
 from kbr.core.kernels import Kernel
 from kbr.core.linalg import or_one
-from kbr.core.moments import MeanMatched, moment_ratio, spread
+from kbr.core.moments import ShrunkenMean, moment_ratio, spread
 from kbr.core.ratios import KuLSIF
 from kbr.core.rules import NEGLIGIBLE, ImportanceWeightedRule, normalize_ratio
 
@@ -119,7 +119,7 @@ def tune_rule(
         return as_feature_map(replace(kernel, bandwidth=None, scale=scale)).fit(points)
 
     latents = fit(kernel_z, z_, 1.0)
-    ratios = [MeanMatched(ratio=KuLSIF(eta=eta))(latents, z_, prior) for eta in etas]
+    ratios = [ShrunkenMean(ratio=KuLSIF(eta=eta))(latents, z_, prior) for eta in etas]
     carried, target = moment_ratio(z_, prior), (z_ - z_.mean(-2, keepdim=True)) / spread(z_)
     slopes = torch.as_tensor([1 / share - 1 for share in kept], dtype=z_.dtype, device=z_.device)
     scores = []
@@ -140,7 +140,7 @@ def tune_rule(
         rule,
         kernel_x=replace(kernel_x, bandwidth=None, scale=scale_x),
         kernel_z=replace(kernel_z, bandwidth=None, scale=1.0),
-        ratio=MeanMatched(ratio=KuLSIF(eta=eta)),
+        ratio=ShrunkenMean(ratio=KuLSIF(eta=eta)),
         lam=lam,
     )
     return RuleTuning(tuned, scale_x, eta, lam)
