@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kbr.core.likelihood_free import posterior_from_simulations as posterior_from_simulations
     from kbr.core.likelihood_free import posterior_from_simulator as posterior_from_simulator
     from kbr.core.mixtures import Mixture as Mixture
+    from kbr.core.moments import ShrunkenMean as ShrunkenMean
     from kbr.core.per_coordinate import PerCoordinate as PerCoordinate
     from kbr.core.ratios import ExactRatio as ExactRatio
     from kbr.core.ratios import KuLSIF as KuLSIF
@@ -50,6 +51,7 @@ _NAMES = {  # by module of kbr.core, as a reader meets them
     "rules": ("ImportanceWeightedRule", "OriginalRule"),
     "rule_tuning": ("tune_rule",),
     "ratios": ("KuLSIF", "RuLSIF", "ExactRatio"),
+    "moments": ("ShrunkenMean",),
     "filters.kernel.dynamics.known_transition": ("TransitionRatio",),
     "embedding": ("Embedding",),
     "likelihood_free": (

@@ -32,6 +32,7 @@ from kbr.core.filters.kernel.storing.storage import (
 from kbr.core.filters.kernel.storing.storage import member
 from kbr.core.io import checkpoint
 from kbr.core.kernels import Kernel
+from kbr.core.moments import ShrunkenMean
 from kbr.core.ratios import ExactRatio, KuLSIF, Ratio
 from kbr.core.rule_tuning import tune_rule
 from kbr.core.rules import ImportanceWeightedRule, Rule
@@ -171,8 +172,10 @@ class KernelMethod:
         prior = Embedding.from_samples(data.z_prior)
         started = time.perf_counter()
         chosen: dict[str, Tensor] = {}
+        shrunken = self.tune  # the ratio that tuned settings go with
         if state is not None:
             chosen = state["chosen"]
+            shrunken = state.get("shrunken", False)  # runs from before this key were not
         elif self.tune:
             usual = isinstance(self.rule.ratio, KuLSIF) and not self.true_ratio
             if not (usual and isinstance(self.rule, ImportanceWeightedRule)):
@@ -201,6 +204,7 @@ class KernelMethod:
             ratio = ExactRatio(function=data.ratio)
         elif isinstance(ratio, KuLSIF):
             ratio = KuLSIF(eta=chosen["eta"])
+            ratio = ShrunkenMean(ratio=ratio) if shrunken else ratio
         rule = replace(
             self.rule,
             kernel_x=_scaled(self.rule.kernel_x, chosen["scale_x"]),
@@ -219,7 +223,7 @@ class KernelMethod:
             fit_seconds=middle - started,
             test_seconds=time.perf_counter() - middle,
             info={"test/mse_of_zero": float(data.mean.square().sum(-1).mean())},
-            state={"kind": KIND, "chosen": chosen},
+            state={"kind": KIND, "chosen": chosen, "shrunken": shrunken},
         )
 
     def _eta(self) -> float:
