@@ -23,12 +23,13 @@ def measured(parts: Sequence[Part], scaling: Scaling) -> Calibration:
 
     Steps of one piece err alike, which makes regions wider where pieces are few. Whole sequences
     that were held out are like those to come. Blocks of a recording lie between known rows, which
-    may be easier: by these, regions are never made narrower than a cloud's own. At steps with
-    evidence its covariance is hardly blended with held-out errors: it tells new places by itself.
+    may be easier: by these, a cloud's covariance is never made narrower, and at steps with evidence
+    hardly blended with held-out errors, as it tells new places by itself.
     """
     several = [(filter_rows(part.model, part.pieces), None) for part in parts]
-    found = calibration_of(scaling, several, None, BLENDS[:1], alike=True)
     whole = all(piece.lead == 0 for part in parts for piece in part.pieces)
+    blends = BLENDS if whole else BLENDS[:1]
+    found = calibration_of(scaling, several, None, blends, alike=True)
     return found if whole else found.never_narrower()
 
 
