@@ -9,12 +9,11 @@ from torch import Tensor
 from kbr.core.filters.belief import KernelFilterResult
 from kbr.core.filters.kernel.engine import Compressed, LowRank, Query, Ridge, State, Weights
 from kbr.core.filters.kernel.engines.alone import is_alone, weights_alone
-from kbr.core.filters.kernel.operators import FeatureOperators
 from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.filters.sequences import split
 from kbr.core.ratios import KuLSIF
 from kbr.core.rules import ImportanceWeightedRule, OriginalRule, normalize_ratio, normalized
-from kbr.core.tables import blocks, by_feature
+from kbr.core.tables import blocks
 
 Queries = Float[Tensor, "*b s t c"]
 FlagsInTime = Bool[Tensor, "*b s t"]
@@ -50,21 +49,13 @@ def _quick_step(
 ) -> QuickStep:
     """The step of one sequence from its row t; None where `Operators.step` has to take it.
 
-    The same update as there, see `alone`. What holds for the whole sequence is looked at once, and
-    one product with both tables gives the coordinates and the moments.
+    The same update as there, see `alone`; what holds for the whole sequence is looked at once.
     """
-    one, update, rule = query.shape[:-2] == (1,), operators.update, operators.rule
-    if not (
-        one
-        and isinstance(operators, FeatureOperators)
-        and operators.phi.dtype == operators.readout.columns.dtype
-        and not operators.controls
-        and is_alone(update, rule, now.weights, lam)
-    ):
+    update, rule, one = operators.update, operators.rule, query.shape[:-2] == (1,)
+    if not (one and is_alone(update, rule, now.weights, lam)) or operators.controls:
         return lambda now, x, t: None
     told = torch.stack(flags).all(0).flatten().tolist() if flags else [True] * query.shape[-2]
-    table = by_feature(torch.cat([operators.phi, operators.readout.columns], -1))
-    rank, ridge = operators.rank, lam.item()
+    ridge = lam.item()
     verdicts = {usable: torch.full((1,), usable) for usable in (False, True)}
 
     def step(now: Step, x: Query, t: int) -> Step | None:
@@ -75,8 +66,7 @@ def _quick_step(
         if made is None:
             return None
         weights, usable = made
-        both = weights @ table
-        return Step(weights, both[:, :rank], both[:, rank:], verdicts[usable])
+        return operators.belief(weights, evidence=verdicts[usable])
 
     return step
 
