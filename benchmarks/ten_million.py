@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--n", type=int, default=10_000_000)
     parser.add_argument("--full", type=int, default=1_000_000, help="of the full filter; 0: none")
-    parser.add_argument("--landmarks", type=int, default=500)
+    parser.add_argument("--landmarks", type=int, default=1000)
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seed", type=int, default=0)

@@ -15,7 +15,7 @@ from kbr.core.datasets.dynamics import Rotation
 from kbr.core.filters.kernel.engines.compression import compressed
 from kbr.core.filters.kernel.engines.landmarks import Span, pair_moments
 from kbr.core.filters.kernel.engines.recombination import matched, recombine
-from kbr.core.filters.kernel.from_files import fitting, passes, team
+from kbr.core.filters.kernel.from_files import carrying, fitting, narrowing, passes, team
 from kbr.core.filters.kernel.from_files.pairs import FilePairs
 from kbr.core.filters.kernel.from_files.passes import Averages, Steps
 from kbr.core.filters.kernel.operators import transition_pairs
@@ -122,7 +122,42 @@ def test_moments_that_cannot_be_met_are_said():
     assert missed > 1
     assert mass.isfinite().all()
     with pytest.warns(UserWarning, match="met to"):
-        fitting._landmarks(moments, torch.tensor([1.0, 3.0], dtype=torch.float64))
+        carrying._landmarks(moments, torch.tensor([1.0, 3.0], dtype=torch.float64))
+
+
+def test_of_very_many_rows_bandwidths_are_tried_again(
+    folder, small_pieces, unmeasured, monkeypatch
+):
+    """The settings of the least error in the table are in use, with ridges that suit them."""
+    first = unfitted().fit_files(folder, n_landmarks=LANDMARKS).choice
+    tables, best = [], narrowing.Trials.best
+
+    def seen(trials, errors):
+        tables.append((trials, errors.reshape(2, -1)))
+        return best(trials, errors)
+
+    monkeypatch.setattr(narrowing, "MANY", N)
+    monkeypatch.setattr(narrowing, "NARROWER", (1.0, 0.7))
+    monkeypatch.setattr(narrowing, "TRACK", 50)
+    monkeypatch.setattr(narrowing.Trials, "best", seen)
+    monkeypatch.setattr(fitting, "_choice", lambda *rest: first)
+    filt = KernelBayesFilter().fit_files(folder, n_landmarks=LANDMARKS)
+    (trials, errors), choice = tables[0], filt.choice
+    at, k = divmod(int(errors.argmin()), errors.shape[1])
+    assert errors.isfinite().all()
+    assert len(errors.unique()) == errors.numel()
+    for name in ("scale_x", "scale_z"):
+        expected = (1.0, 0.7)[at] * getattr(first, name)
+        torch.testing.assert_close(getattr(choice, name), expected)
+    torch.testing.assert_close(choice.lam, trials.lams()[k])
+    torch.testing.assert_close(trials.lams(), first.lam * torch.tensor([0.1, 1.0, 10.0]).double())
+    x, _ = trials.tracks()
+    assert x.shape == (6 + 2 + 9, 50, 2)  # whole pieces of every sequence
+    torch.testing.assert_close(x[0], trials.recent.x[:50])
+
+    fixed = unfitted(lams=None).fit_files(folder, n_landmarks=LANDMARKS)  # with a scale of its own
+    assert len(tables) == 1
+    torch.testing.assert_close(fixed.choice.scale_z, first.scale_z)
 
 
 def test_it_filters_as_a_compressed_fit_does(folder, small_pieces, unmeasured):

@@ -1,6 +1,6 @@
 """Running a filter over whole sequences, and back again for smoothing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Bool, Float
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kbr.core.filters.belief import KernelFilterResult
 from kbr.core.filters.kernel.engine import Compressed, LowRank, Query, Ridge, State, Weights
+from kbr.core.filters.kernel.engines.alone import is_alone, weights_alone
 from kbr.core.filters.kernel.step import Operators, Step
 from kbr.core.filters.sequences import split
 from kbr.core.ratios import KuLSIF
@@ -17,6 +18,8 @@ from kbr.core.tables import blocks
 Queries = Float[Tensor, "*b s t c"]
 FlagsInTime = Bool[Tensor, "*b s t"]
 Summary = tuple[Tensor, Tensor, Tensor, Tensor]  # moments, evidence, |w|, coordinates
+
+QuickStep = Callable[[Step, Query, int], Step | None]
 
 OURS = (ImportanceWeightedRule, OriginalRule, KuLSIF, LowRank, Compressed)
 NUMBERS = 20_000_000  # ratios at once when smoothing: 160 MB
@@ -33,10 +36,39 @@ def run_filter(
     columns = [flag.unbind(-1) for flag in flags]  # an index at every step is slower
     rows = zip(query.unbind(-2), *columns, strict=True)
     with torch.inference_mode(_is_plain(operators, query, lam)):  # each small call costs less
-        for x, *told in rows:
-            now = operators.step(now, x, lam, *told)
+        quick = _quick_step(operators, now, query, lam, *flags)
+        for t, (x, *told) in enumerate(rows):
+            after = quick(now, x, t) if t else None
+            now = operators.step(now, x, lam, *told) if after is None else after
             steps.append(_summary(now))
     return _result(operators, steps)
+
+
+def _quick_step(
+    operators: Operators, now: Step, query: Queries, lam: Ridge, *flags: FlagsInTime
+) -> QuickStep:
+    """The step of one sequence from its row t; None where `Operators.step` has to take it.
+
+    The same update as there, see `alone`; what holds for the whole sequence is looked at once.
+    """
+    update, rule, one = operators.update, operators.rule, query.shape[:-2] == (1,)
+    if not (one and is_alone(update, rule, now.weights, lam)) or operators.controls:
+        return lambda now, x, t: None
+    told = torch.stack(flags).all(0).flatten().tolist() if flags else [True] * query.shape[-2]
+    ridge = lam.item()
+    verdicts = {usable: torch.full((1,), usable) for usable in (False, True)}
+
+    def step(now: Step, x: Query, t: int) -> Step | None:
+        if not told[t]:
+            return None
+        ratio = operators.weigh(operators.ahead_ratio(now.state))
+        made = weights_alone(update, rule, ratio, x, ridge)
+        if made is None:
+            return None
+        weights, usable = made
+        return operators.belief(weights, evidence=verdicts[usable])
+
+    return step
 
 
 def _is_plain(operators: Operators, query: Queries, lam: Ridge) -> bool:

@@ -18,7 +18,7 @@ class FileFilter(GrowingFilter):
         self: OfFiles,
         folder: str | Path,
         *,
-        n_landmarks: int = 500,
+        n_landmarks: int = 1000,
         workers: int = 1,
         circular: Sequence[str] | str = (),
         angle_unit: str = "degrees",
@@ -34,10 +34,11 @@ class FileFilter(GrowingFilter):
         The filter that comes out is carried by at most `n_landmarks` weighted pairs, as one of
         `compress`: a step costs the same, however long the recording. What is approximated:
         bandwidths, lam and eta are chosen on the last 10,000 rows, units and medians are those of
-        20,000 evenly spaced rows. Among these are the landmarks, with masses under which the
-        leading features of k_X k_Z have the averages of all rows. The dynamics are those of all
-        steps. `compression` tells the error on held-out steps beside that of a filter of the last
-        rows.
+        20,000 evenly spaced rows. From a million rows on, narrower bandwidths and other lams are
+        tried once more, in filters of landmarks. Among the evenly spaced rows are the landmarks,
+        with masses under which the leading features of k_X k_Z have the averages of all rows. The
+        dynamics are those of all steps. `compression` tells the error on held-out steps beside that
+        of a filter of the last rows.
 
         So many `workers` are processes that share the reading; under torchrun, with
         torch.distributed initialised, its processes do. The numbers are the same for any number.

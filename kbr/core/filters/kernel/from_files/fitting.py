@@ -1,9 +1,8 @@
 """A filter of very many pairs in files: two passes over them, then few weighted pairs carry it.
 
 Settings are chosen on the last rows, units and bandwidths are those of evenly spaced rows, the
-candidates. What all rows say is in two sums: the average of the leading features of k_X k_Z, which
-the masses of landmarks among the candidates meet exactly, and the dynamics, a small matrix. From
-where to where the rows reach is told by a look at all of them before.
+candidates, by which `carrying` makes the filter; of very many rows, bandwidths and lam are those
+that do best in it. From where to where the rows reach is told by a look at all of them before.
 """
 
 import warnings
@@ -12,12 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import kbr
 from kbr.core.errors import KbrError
-from kbr.core.features import pivot_triangle
 from kbr.core.filters.kernel.building import Builder
 from kbr.core.filters.kernel.choosing.held_out import measured_on
 from kbr.core.filters.kernel.choosing.search import CHOICES, Choice, Edge
@@ -27,15 +24,15 @@ from kbr.core.filters.kernel.choosing.validation import (
     data_outside,
     validation_block,
 )
-from kbr.core.filters.kernel.engines.compression import on_landmarks, with_cost
-from kbr.core.filters.kernel.engines.landmarks import pair_moments, spanned, wide_kernels
+from kbr.core.filters.kernel.engines.compression import with_cost
 from kbr.core.filters.kernel.engines.large import RECENT, is_large, of_many
 from kbr.core.filters.kernel.engines.local import MEDIUM
-from kbr.core.filters.kernel.engines.recombination import matched, recombine
 from kbr.core.filters.kernel.fitted import Fitted
+from kbr.core.filters.kernel.from_files.carrying import Source
 from kbr.core.filters.kernel.from_files.journal import Journal, key_of
+from kbr.core.filters.kernel.from_files.narrowing import Trials, narrows
 from kbr.core.filters.kernel.from_files.pairs import FilePairs
-from kbr.core.filters.kernel.from_files.passes import Averages, Steps, summed, whole_rows
+from kbr.core.filters.kernel.from_files.passes import Pass, summed, whole_rows
 from kbr.core.filters.kernel.from_files.reaching import ranges_in
 from kbr.core.filters.kernel.from_files.team import Team, team_of
 from kbr.core.filters.kernel.novelty import reach_of
@@ -49,8 +46,6 @@ from kbr.core.showing.progress import bar_of
 from kbr.core.units.ranges import Ranges
 
 CANDIDATES = 20_000  # evenly spaced pairs, among which landmarks are found
-RESIDUAL = 1e-10  # pivots of k_X k_Z stop here: averages over all rows have so many digits
-MET = 1e-8  # moments that are met to this are met
 LOSS = 0.05  # growth of the error that is said
 PART = ".kbr_fit.part"  # what was done so far, in the folder of the files
 
@@ -109,39 +104,27 @@ def _fit(
     builder = of_many(Builder(settings)) if is_large(pairs.n) else Builder(settings)
     chosen = journal.once("choice", lambda: _packed(_choice(builder, recent, progress)))
     choice = Choice(**chosen["values"], edges=tuple(Edge(**edge) for edge in chosen["edges"]))
-    x, z = few.x.double(), few.z
+    x = few.x.double()
     reached = journal.once("ranges", lambda: (r := ranges_in(pairs, few.units)) and r.record())
     units = replace(few.units, ranges=None if reached is None else Ranges.from_record(reached))
-    kernels = builder.fitted_kernels(x, z, (choice.scale_x, choice.scale_z))
-    wide = wide_kernels(kernels, x, z)
-    moments, found = pair_moments(wide, x, z, n_landmarks, RESIDUAL)
-    pivots = team.once(lambda: found)
-    averages = Averages(pairs, units, wide, (x[pivots], z[pivots]))
-    bar = bar_of(progress, "averages of all pairs", " pieces")
-    total, count = summed(averages, team, journal, f"pairs {key_of(pivots)}", bar)
+    last = recent.x[validation_block(len(recent.z)).start :] if len(recent.z) > 5 else recent.x[:0]
+    reach = reach_of(x, last.double(), len(x))
+    source = Source(builder, pairs, units, replace(few, x=x), reach, n_landmarks)
+
+    def added(task: Pass) -> tuple[Tensor, int]:
+        return summed(task, team, journal, bar_of(progress, task.title, " pieces"))
+
+    if narrows(source, choice):
+        trials = Trials(pairs, units, source, choice, replace(recent, x=recent.x.double()))
+        errors, _ = added(trials)
+        choice = team.once(lambda: trials.best(errors))
+    small, count = source.carried(choice, added, team.once)
     if count < pairs.n:
         warnings.warn(
             f"{pairs.n - count:,} of {pairs.n:,} rows have missing values and are left out; "
             "their latents, where they are known, still tell the dynamics.",
             stacklevel=4,
         )
-
-    triangle, _ = pivot_triangle(moments[:, 1:], pivots)
-    mean = torch.linalg.solve_triangular(triangle, total[:, None] / count, upper=False)
-    target = torch.cat([mean.new_ones(1), mean[:, 0]])
-    kept, mass = team.once(lambda: _landmarks(moments, target))
-    ridges = {"eta": float(choice.eta), "lam_transition": float(choice.lam_transition)}
-    order, mass, span = spanned(kernels[1], z[kept], mass, min(ridges.values()))
-    kept = kept[order]
-    bar = bar_of(progress, "dynamics of all steps", " pieces")
-    task, name = Steps(pairs, units, span), f"steps {key_of(span.points)}"
-    total, steps = summed(task, team, journal, name, bar)
-    if not steps:
-        raise KbrError("there is no step to learn from: every sequence has one whole row at most.")
-    carried = span.dynamics(mass, total.reshape(len(span.points), -1) / steps, **ridges)
-    data = FittedData(x[kept], z[kept], [len(kept)], few.shape, choice, carried, units=units)
-    last = recent.x[validation_block(len(recent.z)).start :] if len(recent.z) > 5 else recent.x[:0]
-    small = on_landmarks(settings, kernels, data, reach_of(x, last.double(), len(x)))
     return _compared(settings, measured_on(small, recent), recent, choice, count)
 
 
@@ -154,22 +137,6 @@ def _choice(builder: Builder, recent: TrainingData, progress: Any) -> Choice:
 def _packed(choice: Choice) -> dict[str, Any]:
     values = {name: getattr(choice, name) for name in CHOICES}
     return {"values": values, "edges": [dict(vars(edge)) for edge in choice.edges]}
-
-
-def _landmarks(moments: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Candidates to keep, and masses under which they have the moments of all rows."""
-    mass, missed = matched(moments, target)
-    if missed > MET:
-        warnings.warn(
-            f"the averages of all rows are met to {missed:.0e} only: rows unlike all of "
-            f"{len(moments):,} evenly spaced ones are many. Lower n_landmarks, or shuffle the "
-            "sequences.",
-            stacklevel=4,
-        )
-        mass = mass / mass.sum()
-    there = (mass > 0).nonzero().squeeze(-1)
-    kept, mass = recombine(moments[there], mass[there])
-    return there[kept], mass
 
 
 def _recent(pairs: FilePairs, few: TrainingData) -> TrainingData:

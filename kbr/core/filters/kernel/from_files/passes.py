@@ -7,6 +7,7 @@ of workers, and a fit that was stopped and went on, end with the same numbers.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.filters.kernel.engines.landmarks import Span
-from kbr.core.filters.kernel.from_files.journal import Journal
+from kbr.core.filters.kernel.from_files.journal import Journal, key_of
 from kbr.core.filters.kernel.from_files.pairs import FilePairs
 from kbr.core.filters.kernel.from_files.team import Team
 from kbr.core.kernels import Kernel
@@ -33,6 +34,12 @@ class Pass(ABC):
 
     pairs: FilePairs
     units: Units
+    title: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def key(self) -> Tensor:
+        """What tells this sum from others of the same title."""
 
     def pieces(self) -> list[tuple[int, int]]:
         return [(part.start, part.stop) for part in blocks(self.pairs.n, PIECE)]
@@ -52,6 +59,11 @@ class Averages(Pass):
 
     kernels: tuple[Kernel, Kernel]
     points: tuple[Float[Tensor, "r dx"], Float[Tensor, "r dz"]]
+    title = "averages of all pairs"
+
+    @property
+    def key(self) -> Tensor:
+        return torch.cat(self.points, -1)
 
     def __call__(self, piece: tuple[int, int]) -> np.ndarray:
         at_x, at_z = (k.anchored(p) for k, p in zip(self.kernels, self.points, strict=True))
@@ -70,6 +82,11 @@ class Steps(Pass):
     """Math: sum_t phi(z_t) phi(z_t+1)' over all steps inside sequences; and how many steps."""
 
     span: Span
+    title = "dynamics of all steps"
+
+    @property
+    def key(self) -> Tensor:
+        return self.span.points
 
     def __call__(self, piece: tuple[int, int]) -> np.ndarray:
         phi_of, p = self.span.quick(), len(self.span.points)
@@ -101,9 +118,10 @@ def inner(units: Units, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def summed(
-    task: Pass, team: Team, journal: Journal, name: str, shown: Shown | None
+    task: Pass, team: Team, journal: Journal, shown: Shown | None = None
 ) -> tuple[Tensor, int]:
     """The sum over all pieces, and the count; those that the journal knows are not done again."""
+    name = f"{task.title} {key_of(task.key)}"
     pieces, (done, total) = task.pieces(), journal.sums(name)
     left = pieces[done:]
     seen = left if shown is None else shown(left)
