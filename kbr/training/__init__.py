@@ -2,7 +2,6 @@
 
 import kbr._torchvision  # noqa: F401  (before lightning, which imports torchvision)
 from kbr.training.encoders import MLP, ResNet, SoftArgmaxCNN
-from kbr.training.filters.cross_fitted import CrossFittedFilter
 from kbr.training.filters.gru import GRUFilter
 from kbr.training.filters.kalman_nn import KalmanNNFilter
 from kbr.training.filters.learned import LearnedFilter
@@ -16,7 +15,6 @@ from kbr.training.sensor_encoder import SensorEncoder
 
 __all__ = [
     "MLP",
-    "CrossFittedFilter",
     "GRUFilter",
     "KalmanNNFilter",
     "LRUFilter",

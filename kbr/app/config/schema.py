@@ -342,14 +342,6 @@ class MovingReadoutFilter(TrainedFilter):
 
 
 @dataclass
-class CrossFittedFilter(TrainedFilter):
-    folds: Annotated[int, Range(2, most=100)]
-    lam: Positive
-    batch: Count | None
-    chunk: Count
-
-
-@dataclass
 class RecurrentFilter(TrainedFilter):
     hidden: Annotated[int, Range(1, most=10**5)]
     gaps: Dropout
@@ -540,7 +532,6 @@ TARGETS: dict[str, type] = {
     "kbr.training.filters.learned.LearnedFilter": LearnedFilter,
     "kbr.training.filters.readout.ReadoutFilter": ReadoutFilter,
     "kbr.training.filters.moving_readout.MovingReadoutFilter": MovingReadoutFilter,
-    "kbr.training.filters.cross_fitted.CrossFittedFilter": CrossFittedFilter,
     "kbr.training.filters.lstm.LSTMFilter": LSTMFilter,
     "kbr.training.filters.gru.GRUFilter": StateFilter,
     "kbr.training.filters.lru.LRUFilter": LRUFilter,

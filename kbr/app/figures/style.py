@@ -25,7 +25,6 @@ STYLES: dict[str, dict[str, Any]] = {
     "moving": {"color": "#DDCC77", "marker": "o", "linestyle": "-"},
     "moving_readout": {"color": "#DDCC77", "marker": "p", "linestyle": "-"},
     "iw_readout": {"color": "#6699CC", "marker": "p", "linestyle": "-"},
-    "iw_cross": {"color": "#117733", "marker": "D", "linestyle": "--"},
     "lstm": {"color": "#D55E00", "marker": "P", "linestyle": "--"},
     "iw_refined": {"color": "#332288", "marker": "d", "linestyle": "--"},
     "knn": {"color": "#44AA99", "marker": "h", "linestyle": "--"},

@@ -132,8 +132,8 @@ class OwnData:
         if self.sensors is not None and not getattr(method, "takes_sensors", False):
             raise KbrError(
                 f"data.sensors: model={method.name} takes whole rows only; model=iw, iw_nn, "
-                f"iw_readout, iw_cross, {', '.join(RECURRENT)} know absent sensors. Use one, or "
-                "leave data.sensors out."
+                f"iw_readout, {', '.join(RECURRENT)} know absent sensors. Use one, or leave "
+                "data.sensors out."
             )
         return self
 

@@ -59,7 +59,8 @@ class SequenceModule(lightning.LightningModule):
         super().__init__()
         self.save_hyperparameters(logger=False)  # of the subclass too
         self.hparams["encoder"] = describe_encoder(encoder) if callable(encoder) else encoder
-        self.encoder = network_of(encoder, shape, dropout)
+        build = encoder if callable(encoder) else known_encoder(encoder)
+        self.encoder = build(shape=shape, **({} if dropout is None else {"dropout": dropout}))
         batch_norm = nn.modules.batchnorm._BatchNorm
         self.mixes_rows = any(isinstance(layer, batch_norm) for layer in self.encoder.modules())
         self.epochs, self.lr, self.weight_decay = epochs, lr, weight_decay
@@ -96,10 +97,6 @@ class SequenceModule(lightning.LightningModule):
 
     def encode(self, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b d"]:
         """Features of observations, with noise in training mode."""
-        return self.passed(self.encoder, x)
-
-    def passed(self, network: nn.Module, x: Float[Tensor, "b ..."]) -> Float[Tensor, "b d"]:
-        """What a network makes of observations, scaled, with noise in training mode."""
         scaled = (x - self.x_mean) / self.x_scale
         if self.training and self.noise > 0:
             noise = self.noise * torch.randn_like(scaled)
@@ -108,7 +105,7 @@ class SequenceModule(lightning.LightningModule):
             scaled = scaled + noise
         whole = self.mixes_rows or scaled.device.type != "cpu"
         pieces = [scaled] if whole else torch.split(scaled, PIECE)
-        return torch.cat([network(piece) for piece in pieces])
+        return torch.cat([self.encoder(piece) for piece in pieces])
 
     @torch.no_grad()
     def encode_all(self, x: Float[Tensor, "n ..."] | FileRows) -> Float[Tensor, "n d"]:
@@ -194,14 +191,6 @@ class SequenceModule(lightning.LightningModule):
         if not self.training or self.current_epoch % every == 0:
             value = value.detach().float()
             self.log(name, value, prog_bar=True, sync_dist=self.trainer.world_size > 1)
-
-
-def network_of(
-    encoder: Encoder | dict[str, Any], shape: Sequence[int], dropout: float | None
-) -> nn.Module:
-    """A network with weights drawn anew."""
-    build = encoder if callable(encoder) else known_encoder(encoder)
-    return build(shape=shape, **({} if dropout is None else {"dropout": dropout}))
 
 
 def input_scaling(x: Float[Tensor, "n ..."] | FileRows) -> tuple[Tensor, Tensor]:
