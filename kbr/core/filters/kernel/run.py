@@ -56,7 +56,7 @@ def _quick_step(
         return lambda now, x, t: None
     told = torch.stack(flags).all(0).flatten().tolist() if flags else [True] * query.shape[-2]
     ridge = lam.item()
-    verdicts = {usable: torch.full((1,), usable) for usable in (False, True)}
+    verdicts = {usable: torch.full((1,), usable, device=lam.device) for usable in (False, True)}
 
     def step(now: Step, x: Query, t: int) -> Step | None:
         if not told[t]:

@@ -47,7 +47,7 @@ class Source:
     def thinned(self, candidates: int, landmarks: int) -> "Source":
         """With so many at most, and bandwidths that are multiples of the candidates' medians."""
         n = len(self.few.z)
-        rows = torch.linspace(0, n - 1, min(n, candidates)).round().long()
+        rows = torch.linspace(0, n - 1, min(n, candidates), device=self.few.z.device).round().long()
         few = replace(self.few, x=self.few.x[rows], z=self.few.z[rows])
         return replace(self, few=few, n_landmarks=min(self.n_landmarks, landmarks))
 

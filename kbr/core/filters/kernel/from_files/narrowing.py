@@ -99,7 +99,7 @@ class Trials(Pass):
         size = min(TRACK, max(self.recent.lengths))
         columns = zip(*parts, strict=True)
         x, z = (torch.cat([_cut(rows, size) for rows in column]) for column in columns)
-        some = torch.linspace(0, len(z) - 1, min(len(z), TRACKS)).round().long()
+        some = torch.linspace(0, len(z) - 1, min(len(z), TRACKS), device=z.device).round().long()
         return x[some].reshape(-1, size, *self.recent.shape), z[some]
 
 
