@@ -26,7 +26,7 @@ from kbr.core.units.units import Units
 OWN = "kbr.own_model"
 RECURRENT = ("lstm", "gru", "lru", "rkn", "transformer", "kalman_nn")
 TRAINED = tuple(
-    f"kbr.{name}_filter" for name in ("learned", "readout", "moving_readout", *RECURRENT)
+    f"kbr.{name}_filter" for name in ("learned", "paired", "readout", "moving_readout", *RECURRENT)
 )
 RECORD = "run.json"  # of a finished run
 DATA = "data.json"  # of a run on own data

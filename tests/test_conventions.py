@@ -31,6 +31,7 @@ from kbr.training import (
     LearnedFilter,
     LRUFilter,
     LSTMFilter,
+    PairedFilter,
     RKNFilter,
     TransformerFilter,
 )
@@ -41,6 +42,7 @@ KINDS = {
     RefinedFilter: {"base": KernelBayesFilter(eta=0.1), "steps": 2},
     MovingFilter: {"n_particles": 50, "temper": 0.5, "velocity": "auto"},
     LearnedFilter: {"epochs": 3, "n_fourier": 32, "encoder": MLP},
+    PairedFilter: {"epochs": 4, "n_fourier": 64},
     LSTMFilter: {"hidden": 5},
     GRUFilter: {"gaps": 0.2},
     LRUFilter: {"layers": 1},

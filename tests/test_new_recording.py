@@ -21,7 +21,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:You are using `torch.load` with `weights_only=False`",
     "ignore:`lr_scheduler.step..` before",
 )
-MODELS = ["iw", "iw_nn", "iw_refined", "moving", "lstm", "gru"]
+MODELS = ["iw", "iw_nn", "iw_paired", "iw_refined", "moving", "lstm", "gru"]
+LEARNED = ("iw_nn", "iw_paired")
 FEW = ["model.filter.epochs=2", "model.filter.val_every=2"]
 SMALL = {
     "vectors": ["encoder=mlp", "encoder.hidden=[16]", "encoder.n_features=8"],
@@ -65,10 +66,10 @@ def trained(desk, request):
         keys += ["data.x=[faint,loud,bearing]", "data.circular=[yaw,bearing]"]
     else:
         keys += ["data.circular=[yaw]"]
-    small = [*FEW, *SMALL[kind]] if model in ("iw_nn", "lstm", "gru") else QUICK
+    small = [*FEW, *SMALL[kind]] if model in (*LEARNED, "lstm", "gru") else QUICK
     small = [*small, "model.steps=2"] if model == "iw_refined" else small
     small = MOVING if model == "moving" else small
-    small = [*small, "model.compare_raw=false", *GRIDS] if model == "iw_nn" else small
+    small = [*small, "model.compare_raw=false", *GRIDS] if model in LEARNED else small
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kbr.app.run.train.run_figures", lambda *_, **__: [], raising=False)
         words = [

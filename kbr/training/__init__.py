@@ -8,6 +8,7 @@ from kbr.training.filters.learned import LearnedFilter
 from kbr.training.filters.lru import LRUFilter
 from kbr.training.filters.lstm import LSTMFilter
 from kbr.training.filters.moving_readout import MovingReadoutFilter
+from kbr.training.filters.paired import PairedFilter
 from kbr.training.filters.readout import ReadoutFilter
 from kbr.training.filters.rkn import RKNFilter
 from kbr.training.filters.transformer import TransformerFilter
@@ -21,6 +22,7 @@ __all__ = [
     "LSTMFilter",
     "LearnedFilter",
     "MovingReadoutFilter",
+    "PairedFilter",
     "RKNFilter",
     "ReadoutFilter",
     "ResNet",

@@ -530,6 +530,7 @@ TARGETS: dict[str, type] = {
     "kbr.ParticleFilter": ParticleFilter,
     "kbr.core.filters.moving.filter.MovingFilter": MovingFilter,
     "kbr.training.filters.learned.LearnedFilter": LearnedFilter,
+    "kbr.training.filters.paired.PairedFilter": LearnedFilter,
     "kbr.training.filters.readout.ReadoutFilter": ReadoutFilter,
     "kbr.training.filters.moving_readout.MovingReadoutFilter": MovingReadoutFilter,
     "kbr.training.filters.lstm.LSTMFilter": LSTMFilter,

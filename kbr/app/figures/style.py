@@ -22,6 +22,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "iw": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
     "iw_true_ratio": {"color": "#CC79A7", "marker": "v", "linestyle": ":"},
     "iw_nn": {"color": "#009E73", "marker": "D", "linestyle": "-"},
+    "iw_paired": {"color": "#117733", "marker": "D", "linestyle": "-."},
     "moving": {"color": "#DDCC77", "marker": "o", "linestyle": "-"},
     "moving_readout": {"color": "#DDCC77", "marker": "p", "linestyle": "-"},
     "iw_readout": {"color": "#6699CC", "marker": "p", "linestyle": "-"},

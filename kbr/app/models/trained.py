@@ -57,7 +57,9 @@ class TrainedMethod:
 
     trains: ClassVar[bool] = True  # so several workers are of use
 
-    takes_sensors: ClassVar[bool] = True
+    @property
+    def takes_sensors(self) -> bool:
+        return self.filter.takes_sensors
 
     @property
     def takes_controls(self) -> bool:

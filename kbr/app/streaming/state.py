@@ -11,7 +11,7 @@ from kbr.core.filters.belief import Belief
 from kbr.core.io import checkpoint
 
 KIND = "kbr.belief"
-FILTERS = ("answering", "points", "table")  # fields that the filter itself has
+FILTERS = ("answering", "points", "table", "share")  # fields that the filter itself has
 
 
 def save_belief(belief: Belief, path: Path, identity: str) -> None:
@@ -34,9 +34,14 @@ def read_belief(filt: Any, path: Path, identity: str) -> Belief:
         saved = {"recent": None, **saved}
     if not isinstance(saved, dict) or not _fits(start, saved):
         raise KbrError(f"{path} is damaged: it holds no belief of finite numbers. Remove it.")
+    return _restored(start, saved)
+
+
+def _restored(start: Belief, saved: dict[str, Any]) -> Belief:
     sequence, time = saved["place"]
     clouds = {name: replace(getattr(start, name), **saved[name]) for name in _clouds(start)}
-    return replace(start, **{**saved, **clouds, "place": (sequence, time)})
+    inner = {name: _restored(getattr(start, name), saved[name]) for name in _beliefs(start)}
+    return replace(start, **{**saved, **clouds, **inner, "place": (sequence, time)})
 
 
 def _content(belief: Belief) -> dict[str, Any]:
@@ -45,13 +50,20 @@ def _content(belief: Belief) -> dict[str, Any]:
     found = {name: getattr(belief, name) for name in names}
     for name in _clouds(belief):
         found[name] = {each.name: getattr(found[name], each.name) for each in fields(found[name])}
-    return {**found, "place": list(belief.place)}
+    inner = {name: _content(found[name]) for name in _beliefs(belief)}
+    return {**found, **inner, "place": list(belief.place)}
 
 
 def _clouds(belief: Belief) -> list[str]:
     """Fields that hold points with weights: as many as there are at a step."""
     names = [each.name for each in fields(belief) if each.name not in FILTERS]
-    return [name for name in names if is_dataclass(getattr(belief, name))]
+    parts = {name: getattr(belief, name) for name in names}
+    return [k for k, part in parts.items() if is_dataclass(part) and not isinstance(part, Belief)]
+
+
+def _beliefs(belief: Belief) -> list[str]:
+    """Fields that hold beliefs of their own, those that are averaged."""
+    return [each.name for each in fields(belief) if isinstance(getattr(belief, each.name), Belief)]
 
 
 def _fits(start: Belief, saved: dict[str, Any]) -> bool:
@@ -61,7 +73,11 @@ def _fits(start: Belief, saved: dict[str, Any]) -> bool:
         return False
     if not isinstance(saved["place"], list) or len(saved["place"]) != 2:
         return False
-    for name in expected.keys() - {"place", "steps"}:
+    inner = _beliefs(start)
+    for name in inner:
+        if not isinstance(saved[name], dict) or not _fits(getattr(start, name), saved[name]):
+            return False
+    for name in expected.keys() - {"place", "steps", *inner}:
         value, first = saved[name], expected[name]
         if isinstance(first, dict):
             if not _is_cloud(value, first):

@@ -9,11 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.belief import KernelBelief, KernelFilterResult
+from kbr.core.filters.belief import Belief
 from kbr.core.filters.kernel.choosing.validation import held_out_block
 from kbr.core.filters.kernel.facts import Grids, kernel_facts
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.growing.more_rows import recorded
+from kbr.core.filters.result import FilterResult
 from kbr.core.filters.training_data import TrainingData
 from kbr.core.inputs import as_tensor
 from kbr.core.io.file_rows import FileRows
@@ -97,19 +98,19 @@ class FilterOnFeatures(TrainedFilter):
     def smoothing_calibration(self) -> Calibration | None:
         return self.kernel_filter.smoothing_calibration
 
-    def _filtered(self, x: Tensor | FileRows, *u: Tensor) -> KernelFilterResult:
+    def _filtered(self, x: Tensor | FileRows, *u: Tensor) -> FilterResult:
         return self.kernel_filter._filtered(self._features(x))
 
-    def _smoothed(self, x: Tensor | FileRows, *u: Tensor) -> KernelFilterResult:
+    def _smoothed(self, x: Tensor | FileRows, *u: Tensor) -> FilterResult:
         return self.kernel_filter._smoothed(self._features(x))
 
-    def _start(self, prior: Any) -> KernelBelief:
+    def _start(self, prior: Any) -> Belief:
         return self.kernel_filter._start(prior)
 
-    def _stepped(self, belief: KernelBelief, x: Tensor, *u: Tensor) -> KernelBelief:
+    def _stepped(self, belief: Any, x: Tensor, *u: Tensor) -> Belief:
         return self.kernel_filter._stepped(belief, self._features(self._one_row(x))[0])
 
-    def _ahead(self, belief: KernelBelief, steps: int, *u: Tensor) -> KernelBelief:
+    def _ahead(self, belief: Any, steps: int, *u: Tensor) -> Belief:
         return self.kernel_filter._ahead(belief, steps)
 
     def _features(self, x: Tensor | FileRows) -> Tensor:

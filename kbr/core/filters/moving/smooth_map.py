@@ -13,6 +13,7 @@ from kbr.core.features import PivotedCholesky
 from kbr.core.filters.moving.doubt import Doubt
 from kbr.core.filters.moving.lasting import lasting_of
 from kbr.core.kernels import Gaussian
+from kbr.core.left_out import TOGETHER, block_of, errors_left_out
 from kbr.core.linalg import or_one, ridge_cholesky
 
 SCALES = (0.15, 0.25, 0.4, 0.6, 1.0, 1.6, 2.5, 4.0, 8.0)  # bandwidths to try, in medians
@@ -21,7 +22,6 @@ TOLERANCE = 1e-10  # of the landmarks' factor
 RANK = 600  # landmarks at most
 AMONG = 1500  # evenly spaced rows among which landmarks are found
 CHOOSING = 1500  # evenly spaced rows that the bandwidth is chosen by
-TOGETHER, FOLDS = 50, 10  # rows at most that are left out at once, and at least so many times
 MOST = 40_000  # evenly spaced rows that are fitted
 ALIKE = 0.01  # nats a column: the widest bandwidth of those whose errors differ by less
 PAYS, COST = 0.01, 8.0  # nats a row, and in all, by which uneven errors must be likelier
@@ -187,13 +187,7 @@ class _Ridge:
         n, over = len(target), 1 / (self.values + ridge)
         told = self.rows @ (over.unsqueeze(-1) * (self.rows.mT @ target)) / n
         missed, rooted = target - told, self.rows * (over / n).sqrt()
-        size = block_of(n, self.together)
-        even = n - n % size
-        blocks = [part[:even].reshape(-1, size, part.shape[-1]) for part in (rooted, missed)]
-        found = [_without(*blocks)]
-        if even < n:
-            found.append(_without(rooted[None, even:], missed[None, even:]))
-        return torch.cat(found)
+        return errors_left_out(rooted, missed, block_of(n, self.together))
 
     def choose(self, target: Tensor | None = None) -> tuple[Float[Tensor, "k"], float]:
         """The best ridge of each column, and the sum of the logarithms of their errors."""
@@ -276,21 +270,6 @@ class _Ridge:
         over = 1 / (self.values.unsqueeze(-1) + ridges)
         solved: Tensor = self.vectors @ (over * (self.rows.mT @ target) / len(target))
         return solved
-
-
-def block_of(n: int, together: int = TOGETHER) -> int:
-    """How many of n rows are left out at once."""
-    return max(min(together, n // FOLDS), 1)
-
-
-def _without(
-    rooted: Float[Tensor, "b r p"], missed: Float[Tensor, "b r k"]
-) -> Float[Tensor, "n k"]:
-    """Errors of blocks of rows by fits without them; H_bb = `rooted` rooted'."""
-    own = rooted @ rooted.mT
-    left = torch.eye(own.shape[-1], dtype=own.dtype, device=own.device) * (1 + 1e-12) - own
-    solved: Tensor = torch.linalg.solve(left, missed)
-    return solved.flatten(0, 1)
 
 
 def _spread(rows: Float[Tensor, "n k"]) -> Float[Tensor, "k"]:

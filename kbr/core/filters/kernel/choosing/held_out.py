@@ -59,6 +59,7 @@ STARTS = 50  # times in a block, or in a few pieces together, at which a filter 
 
 Each = Float[Tensor, "*b"]
 Rows = dict[float, list[HeldOut]]  # inner moments and truths of each horizon
+Measured = tuple[Rows, Tensor | None]  # of a block, and the latents that are known there
 Correction = Callable[[Operators, KernelFilterResult, Tensor], Tensor]  # of means, given x
 
 
@@ -73,23 +74,37 @@ def measured(
     part that the filter itself stands for the one without it. Steps that were added after the fit
     are not among those held out.
     """
+    rows = held_out_rows(fitted, first_too=first_too, correct=correct)
+    if not rows:
+        return fitted
+    return fitted.changed(calibration=calibrated(fitted.founding, rows), known=not first_too)
+
+
+def held_out_rows(
+    fitted: Fitted, *, first_too: bool = True, correct: Callable[[range], Correction] | None = None
+) -> list[Measured]:
+    """Filtered beliefs at the steps of each block that `measured` measures on."""
     rows, first, lam = [], fitted.founding, fitted.data.choice.lam
     for block, operators, pieces in _held_out(first, first_too=first_too):
         mend = None if correct is None else correct(block)
         found = filter_rows(operators, lam, pieces, mend, fitted.data.history)
         rows.append((found, _places(first, block)))
-    if not rows:
-        return fitted
-    return fitted.changed(calibration=_calibrated(first, rows), known=not first_too)
+    return rows
 
 
 def smoothing_measured(fitted: Fitted) -> Fitted:
     """The same for smoothed beliefs; what is known already stays."""
     if fitted.data.smoothing is not None or fitted.n < MINIMUM_STEPS:
         return fitted
+    rows = smoothed_rows(fitted)
+    return fitted.changed(smoothing=calibrated(fitted.founding, rows)) if rows else fitted
+
+
+def smoothed_rows(fitted: Fitted) -> list[Measured]:
+    """Smoothed beliefs at the steps of each block that `smoothing_measured` measures on."""
     first, choice, both = fitted.founding, fitted.data.choice, not fitted.data.known
     local = isinstance(first.operators.update, Local)  # each block has gaps of a length of its own
-    rows = [
+    return [
         (
             smoother_rows(
                 operators,
@@ -103,7 +118,6 @@ def smoothing_measured(fitted: Fitted) -> Fitted:
         )
         for k, (block, operators, pieces) in enumerate(_held_out(first, first_too=both))
     ]
-    return fitted.changed(smoothing=_calibrated(first, rows)) if rows else fitted
 
 
 def _held_out(fitted: Fitted, *, first_too: bool) -> Iterator[tuple[range, Operators, list[Piece]]]:
@@ -140,7 +154,7 @@ def measured_on(fitted: Fitted, data: Sequences) -> Fitted:
     filtered = filter_rows(own, choice.lam, pieces)
     smoothed = smoother_rows(own, ridge, choice.lam, pieces)
     both = (filtered, smoothed)
-    calibration, smoothing = (_calibrated(fitted, [(rows, None)]) for rows in both)
+    calibration, smoothing = (calibrated(fitted, [(rows, None)]) for rows in both)
     return fitted.changed(calibration=calibration, smoothing=smoothing)
 
 
@@ -217,14 +231,15 @@ def _places(fitted: Fitted, block: range) -> Tensor | None:
     return places_of(outside(fitted.data.z, block)[..., :answered])
 
 
-def _calibrated(fitted: Fitted, several: Sequence[tuple[Rows, Tensor | None]]) -> Calibration:
+def calibrated(fitted: Fitted, several: Sequence[Measured]) -> Calibration:
+    """What these beliefs at held-out steps say about the covariances of the filter."""
     places = _places(fitted, range(0)) if any(known is not None for _, known in several) else None
     return calibration_of(fitted.units.z, several, places)
 
 
 def calibration_of(
     scaling: Scaling,
-    several: Sequence[tuple[Rows, Tensor | None]],
+    several: Sequence[Measured],
     places: Tensor | None,
     blends: Sequence[float] = BLENDS,
     *,

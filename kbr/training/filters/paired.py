@@ -1,0 +1,168 @@
+"""Learned features and a kernel regression of the frames side by side: two filters, averaged."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.errors import KbrError
+from kbr.core.filters.averaging import PairedBelief, best_share, error_of, mixed, mixture
+from kbr.core.filters.belief import KernelBelief
+from kbr.core.filters.kernel.choosing.held_out import calibrated, held_out_rows, smoothed_rows
+from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.filters.kernel.storing.storage import calibration_from
+from kbr.core.filters.result import FilterResult
+from kbr.core.frame_regression import FrameRegression
+from kbr.core.uncertainty.calibration import Calibration, next_horizon
+from kbr.training.data import Observations
+from kbr.training.filters.learned import LearnedFilter
+from kbr.training.modules.base import SequenceModule
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PairedFilter(LearnedFilter):
+    """`LearnedFilter`, and the kernel filter on y(x) = E[z | x] by kernel ridge regression.
+
+    Math: the belief is s p1 + (1 - s) p2, p1 given features psi(x), p2 given y(x); s has the least
+          error at the steps that the network has not seen.
+
+    Both learn from the same few frames and err in different ways. Training frames are told y by
+    regressions without the rows around them, so p2 knows how far off y is for new ones.
+    """
+
+    kind: ClassVar[str] = "kbr.paired_filter"
+    takes_files: ClassVar[bool] = False
+    takes_sensors: ClassVar[bool] = False
+    in_blocks: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.share = 1.0  # of the filter on learned features
+        self._regression: FrameRegression | None = None
+        self._second: KernelBayesFilter | None = None
+        self._calibration: Calibration | None = None
+        self._smoothing: Calibration | None = None
+
+    def finish(self, module: SequenceModule, x: Observations, z: Tensor, *u: Tensor) -> None:
+        super().finish(module, x, z, *u)
+        assert isinstance(x, Tensor)
+        self._smoothing = None
+        self._regression, told = FrameRegression.fit(x, z)
+        plain = KernelBayesFilter(standardize=False)
+        self._second = KernelBayesFilter.of(plain.learned(self._on(told, z), in_order=True))
+        first, second = self._both_filters()
+        one, other = (held_out_rows(part.fitted, first_too=False) for part in (first, second))
+        self.share = best_share(one, other)
+        rows = mixed(self.share, one, other)
+        self._calibration = calibrated(first.fitted, rows) if rows else None
+        self.val_mse = error_of(rows)
+        self.edges = (*self.edges, *second.choice.edges)
+        self.chosen = {**self.chosen, "share": self.share, "pool": float(self._regression.pool)}
+
+    def _both_filters(self) -> tuple[KernelBayesFilter, KernelBayesFilter]:
+        first = self.kernel_filter
+        assert self._second is not None
+        return first, self._second
+
+    @property
+    def calibration(self) -> Calibration | None:
+        return self._calibration
+
+    @property
+    def smoothing_calibration(self) -> Calibration | None:
+        """Measured when first asked for."""
+        if self._smoothing is None and self._calibration is not None:
+            first, second = self._both_filters()
+            measured = first.fitted.changed(known=True), second.fitted.changed(known=True)
+            rows = mixed(self.share, *(smoothed_rows(part) for part in measured))
+            self._smoothing = calibrated(first.fitted, rows) if rows else None
+        return self._smoothing
+
+    def _told(self, x: Tensor, psi: Tensor) -> Float[Tensor, "*s t dz"]:
+        """What the regression tells of inner observations; NaN where their features are."""
+        assert self._regression is not None
+        rows = x.reshape(-1, *self._shape).nan_to_num(0.0, 0.0, 0.0)
+        told = self._regression(rows).reshape(*psi.shape[:-1], -1)
+        return torch.where(psi.isfinite().all(-1, keepdim=True), told, torch.nan)
+
+    def _seen_by_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        psi = self._features(x)
+        return psi, self._told(x, psi)
+
+    def _filtered(self, x: Any, *u: Tensor) -> FilterResult:
+        first, second = self._both_filters()
+        psi, told = self._seen_by_both(x)
+        return self._averaged(first._filtered(psi), second._filtered(told))
+
+    def _smoothed(self, x: Any, *u: Tensor) -> FilterResult:
+        first, second = self._both_filters()
+        psi, told = self._seen_by_both(x)
+        return self._averaged(first._smoothed(psi), second._smoothed(told))
+
+    def _averaged(self, one: FilterResult, other: FilterResult) -> FilterResult:
+        moments = mixture(self.share, (one.mean, one.cov), (other.mean, other.cov))
+        return FilterResult(*moments, one.evidence & other.evidence)
+
+    def _start(self, prior: Any) -> PairedBelief:
+        first, second = self._both_filters()
+        return self._paired(first._start(prior), second._start(prior), None)
+
+    def _stepped(self, belief: PairedBelief, x: Tensor, *u: Tensor) -> PairedBelief:
+        first, second = self._both_filters()
+        psi, told = (rows[0] for rows in self._seen_by_both(self._one_row(x)))
+        one = first._stepped(belief.one, psi)
+        return self._paired(one, second._stepped(belief.other, told), belief)
+
+    def _ahead(self, belief: PairedBelief, steps: int, *u: Tensor) -> PairedBelief:
+        first, second = self._both_filters()
+        for _ in range(steps):
+            parts = first._ahead(belief.one, 1), second._ahead(belief.other, 1)
+            belief = self._paired(*parts, belief)
+        return belief
+
+    def _paired(
+        self, one: KernelBelief, other: KernelBelief, before: PairedBelief | None
+    ) -> PairedBelief:
+        evidence = one.evidence & other.evidence
+        since = one.since if before is None else next_horizon(before.since, evidence)
+        return PairedBelief(
+            evidence,
+            since,
+            one.steps,
+            self._answering(),
+            stretch=None if before is None else before.stretch,
+            one=one,
+            other=other,
+            share=self.share,
+        )
+
+    def partial_fit(self, *args: Any, **about: Any) -> Self:
+        raise KbrError(
+            "PairedFilter takes no more pairs once it is fitted. LearnedFilter (model=iw_nn) does."
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        facts = super()._facts()
+        assert self._regression is not None
+        told = f"share {1 - self.share:.0%}, {len(self._regression.landmarks)} landmarks"
+        return {
+            **facts,
+            "method": f"{facts['method']}; beside it a kernel regression of each observation",
+            "details": {**facts["details"], "regression": told},
+        }
+
+    def fitted_state(self) -> dict[str, Any]:
+        _, second = self._both_filters()
+        assert self._regression is not None
+        tables = {"regression": self._regression.record(), "second": second.state()}
+        known = None if self._calibration is None else self._calibration.record()
+        return {**super().fitted_state(), **tables, "calibration": known, "share": self.share}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._regression = FrameRegression(**state["regression"])
+        self._second = KernelBayesFilter.from_state(state["second"])
+        self.share = float(state["share"])
+        self._calibration = calibration_from(state["calibration"], self._z)
