@@ -141,3 +141,12 @@ def test_the_summary_names_both(fitted):
     text = str(fitted.summary())
     assert "kernel regression of each observation" in text
     assert "share" in text
+
+
+def test_few_rows_have_the_validation_error_of_the_network(data):
+    """Of seven rows none is left after those in which a filter wakes up."""
+    x, z = (rows[0, :7] for rows in data)
+    filt = PairedFilter(**{**SMALL, "epochs": 2, "val_every": 2}).fit(x, z, trainer=QUIET)
+    assert filt.val_mse > 0
+    assert filt.share == 0.5
+    assert filt.filter(x).mean.isfinite().all()

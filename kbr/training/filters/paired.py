@@ -1,5 +1,6 @@
 """Learned features and a kernel regression of the frames side by side: two filters, averaged."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -11,10 +12,12 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.averaging import PairedBelief, best_share, error_of, mixed, mixture
 from kbr.core.filters.belief import KernelBelief
 from kbr.core.filters.kernel.choosing.held_out import calibrated, held_out_rows, smoothed_rows
+from kbr.core.filters.kernel.facts import kernel_facts
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.storing.storage import calibration_from
 from kbr.core.filters.result import FilterResult
 from kbr.core.frame_regression import FrameRegression
+from kbr.core.io.memory import tensor_bytes
 from kbr.core.uncertainty.calibration import Calibration, next_horizon
 from kbr.training.data import Observations
 from kbr.training.filters.learned import LearnedFilter
@@ -57,7 +60,8 @@ class PairedFilter(LearnedFilter):
         self.share = best_share(one, other)
         rows = mixed(self.share, one, other)
         self._calibration = calibrated(first.fitted, rows) if rows else None
-        self.val_mse = error_of(rows)
+        error = error_of(rows)
+        self.val_mse = self.val_mse if math.isnan(error) else error  # of few rows, the network's
         self.edges = (*self.edges, *second.choice.edges)
         self.chosen = {**self.chosen, "share": self.share, "pool": float(self._regression.pool)}
 
@@ -144,13 +148,18 @@ class PairedFilter(LearnedFilter):
         )
 
     def _facts(self) -> dict[str, Any]:
-        facts = super()._facts()
+        facts, (_, second) = super()._facts(), self._both_filters()
         assert self._regression is not None
-        told = f"share {1 - self.share:.0%}, {len(self._regression.landmarks)} landmarks"
+        known, count = self._regression.record().values(), len(self._regression.landmarks)
+        tables = tensor_bytes(*(part for part in known if isinstance(part, Tensor)))
         return {
             **facts,
             "method": f"{facts['method']}; beside it a kernel regression of each observation",
-            "details": {**facts["details"], "regression": told},
+            "memory": facts["memory"] + kernel_facts(second.fitted)["memory"] + tables,
+            "details": {
+                **facts["details"],
+                "regression": f"share {1 - self.share:.0%}, {count} landmarks",
+            },
         }
 
     def fitted_state(self) -> dict[str, Any]:
