@@ -6,7 +6,7 @@ import torch
 
 from kbr import KbrError
 from kbr.core.frame_regression import RIDGES, SCALES, FrameRegression, _Ridge, pooled
-from kbr.core.left_out import block_of, errors_left_out
+from kbr.core.kernel_ridge import block_of, errors_left_out
 
 
 def normal(*shape, seed):
@@ -45,13 +45,13 @@ def test_it_is_ridge_regression():
         1,
         x.mean(0),
         x.std(0, correction=0),
-        found.landmarks,
-        found.bandwidth,
+        found.solver.landmarks,
+        found.solver.bandwidth,
         offset,
         weights,
     )
     rows, asked = ((part - x.mean(0)) / x.std(0, correction=0) for part in (x, queries))
-    want = torch.from_numpy(plain(rows, z, float(found.bandwidth), ridge, asked))
+    want = torch.from_numpy(plain(rows, z, float(found.solver.bandwidth), ridge, asked))
     torch.testing.assert_close(by_hand(queries), want, rtol=0, atol=1e-5)
 
 
@@ -61,7 +61,7 @@ def test_what_rows_are_told_is_told_without_them():
     assert size == 6
     told = found.told(ridge)
     middle, width = z.mean(0), z.std(0, correction=0)
-    psi = found.rows @ found.vectors.mT  # (1, psi) of all rows
+    psi = found.solver.rows @ found.solver.vectors.mT  # (1, psi) of all rows
     for start in (0, 12, 54):
         block = torch.arange(start, start + size)
         rest = torch.tensor([k for k in range(60) if k not in set(block.tolist())])

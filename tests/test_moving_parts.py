@@ -12,7 +12,7 @@ from kbr.core.filters.moving.cloud import Cloud, Draws
 from kbr.core.filters.moving.doubt import FEW, Doubt
 from kbr.core.filters.moving.sensing import Shows, Tells, log_density
 from kbr.core.filters.moving.smooth_map import MapChoice, SmoothMap, _Ridge
-from kbr.core.left_out import block_of
+from kbr.core.kernel_ridge import block_of
 
 NAN = torch.nan
 

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kbr.core.errors import KbrError
-from kbr.core.features import PivotedCholesky
+from kbr.core.kernel_ridge import AMONG, KernelRidge, evenly
 from kbr.core.kernels import Gaussian
-from kbr.core.left_out import block_of, errors_left_out
 from kbr.core.linalg import or_one
 
 POOLS = (1, 2, 4, 8)  # pixels a side that are averaged into one
@@ -20,9 +19,7 @@ SMALLEST = 3  # pixels that the shorter side of a frame keeps
 SCALES = (0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)  # bandwidths to try, in medians
 MIDDLE = 0.5  # the one that pools are compared with
 RIDGES = tuple(10 ** (k / 2) for k in range(-16, 1))  # to try, where targets have variance 1
-TOLERANCE = 1e-8  # of the landmarks' factor
 RANK = 1000  # landmarks at most
-AMONG = 1500  # evenly spaced rows that settings are chosen by, and landmarks found among
 
 Rows = Float[Tensor, "n ..."]
 
@@ -31,11 +28,9 @@ Rows = Float[Tensor, "n ..."]
 class FrameRegression:
     """E[z | x] of observations x [n d], or of frames [n h w] or [n c h w], and how it was chosen.
 
-    Math: y(x) = z_bar + beta'(1, psi(x)),  psi the features of exp(-|a - a'|^2 / (2 h^2)) on
-          landmarks by pivoted Cholesky, a the standardised columns of x, or its frame in squares of
-          `pool` pixels: what is left of pixels' noise is 1 / pool^2 of its variance. Pool, h and
-          the ridge by closed-form errors of blocks of rows left out.
-    Ref:  Kanagawa et al. 2018 (ridge regression and conditional mean embeddings).
+    Math: y(x) = z_bar + beta'(1, psi(a)), see `KernelRidge`; a the standardised columns of x, or
+          its frame in squares of `pool` pixels: what is left of pixels' noise is 1 / pool^2 of its
+          variance. Pool, bandwidth and ridge by closed-form errors of blocks of rows left out.
     """
 
     pool: int
@@ -53,9 +48,8 @@ class FrameRegression:
         """The regression, and what it tells of each training row without the rows around it."""
         if len(x) < 2:
             raise KbrError(f"a regression needs at least 2 rows; got {len(x)}. Raise n_train.")
-        some = _evenly(len(x), x.device)
-        few = z.double()[some]
-        tried = [(pool, *_scaled(x[some], pool)[:1]) for pool in _pools(x.shape[1:])]
+        some, few = evenly(x, AMONG), evenly(z.double(), AMONG)
+        tried = [(pool, _scaled(some, pool)[0]) for pool in _pools(x.shape[1:])]
         errors = [_Ridge.of(a, few, MIDDLE).choose()[1] for _, a in tried]
         pool, a = tried[errors.index(min(errors))]
         choices = [(*_Ridge.of(a, few, scale).choose(), scale) for scale in SCALES]
@@ -63,8 +57,8 @@ class FrameRegression:
         inputs, centre, spread = _scaled(x, pool)
         solved = _Ridge.of(inputs, z.double(), scale)
         offset, weights = solved.solution(ridge)
-        parts = (solved.landmarks, solved.bandwidth, offset, weights)
-        return cls(pool, centre, spread, *parts), solved.told(ridge)
+        about = (solved.solver.landmarks, solved.solver.bandwidth, offset, weights)
+        return cls(pool, centre, spread, *about), solved.told(ridge)
 
     def __call__(self, x: Rows) -> Float[Tensor, "n k"]:
         a = (pooled(x.double(), self.pool) - self.centre) / self.spread
@@ -102,58 +96,32 @@ def _scaled(x: Rows, pool: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Ridge:
-    """Features of training rows, rotated so that every ridge costs a product.
+    """The regression on training rows, and the errors it is chosen by."""
 
-    Math: F = (1, psi),  F'F / n = U diag(e) U',  fit = F U (e + lam)^-1 U'F't / n.
-    """
-
-    target: Float[Tensor, "n k"]  # mean zero and variance one: no ridge shrinks an offset
+    target: Float[Tensor, "n k"]  # mean zero and variance one
     middle: Float[Tensor, "k"]  # their means and standard deviations before
     size: Float[Tensor, "k"]
-    landmarks: Float[Tensor, "m d"]
-    bandwidth: Float[Tensor, ""]
-    whiten: Float[Tensor, "m m"]
-    values: Float[Tensor, "p"]
-    vectors: Float[Tensor, "p p"]
-    rows: Float[Tensor, "n p"]  # F U
+    solver: KernelRidge
 
     @classmethod
     def of(cls, a: Float[Tensor, "n d"], z: Float[Tensor, "n k"], scale: float) -> "_Ridge":
-        some = a[_evenly(len(a), a.device)]
-        kernel = Gaussian(scale=scale).fit(some)
-        pivoted = PivotedCholesky(kernel=kernel, tolerance=TOLERANCE, max_rank=RANK)
-        landmarks, whiten, _ = pivoted.landmarks(kernel, some)
-        psi = kernel(a, landmarks) @ whiten
-        features = torch.cat([torch.ones_like(psi[:, :1]), psi], -1)
-        values, vectors = torch.linalg.eigh(features.mT @ features / len(a))
         middle, size = z.mean(0), or_one(z.std(0, correction=0))
-        width = torch.as_tensor(kernel.bandwidth, dtype=a.dtype, device=a.device)
-        parts = (landmarks, width, whiten, values.clamp_min(0), vectors, features @ vectors)
-        return cls((z - middle) / size, middle, size, *parts)
+        return cls((z - middle) / size, middle, size, KernelRidge.of(a, scale, rank=RANK))
 
     def _errors(self, ridge: float) -> Float[Tensor, "n k"]:
-        """Of blocks of rows left out."""
-        n, over = len(self.target), 1 / (self.values + ridge)
-        fit = self.rows @ (over.unsqueeze(-1) * (self.rows.mT @ self.target)) / n
-        rooted = self.rows * (over / n).sqrt()
-        return errors_left_out(rooted, self.target - fit, block_of(n))
+        """Of blocks of rows left out, in the units of z."""
+        return self.solver.left_out(self.target, ridge) * self.size
 
     def choose(self) -> tuple[float, float]:
         """The best ridge, and its error."""
-        errors = [float((self._errors(r) * self.size).square().sum(-1).mean()) for r in RIDGES]
+        errors = [float(self._errors(ridge).square().sum(-1).mean()) for ridge in RIDGES]
         return RIDGES[errors.index(min(errors))], min(errors)
 
     def told(self, ridge: float) -> Float[Tensor, "n k"]:
         """The targets as regressions without their block of rows tell them."""
-        return self.middle + self.size * (self.target - self._errors(ridge))
+        return self.middle + self.size * self.target - self._errors(ridge)
 
     def solution(self, ridge: float) -> tuple[Float[Tensor, "k"], Float[Tensor, "m k"]]:
         """The offset, and weights of the kernels with the landmarks."""
-        over = (1 / (self.values + ridge)).unsqueeze(-1)
-        beta = self.vectors @ (over * (self.rows.mT @ self.target)) / len(self.target)
-        return self.middle + self.size * beta[0], (self.whiten @ beta[1:]) * self.size
-
-
-def _evenly(n: int, device: torch.device) -> Tensor:
-    """At most so many of n rows."""
-    return torch.linspace(0, n - 1, min(n, AMONG), device=device).round().long()
+        beta = self.solver.solved(self.target, torch.full_like(self.size, ridge)) * self.size
+        return self.middle + beta[0], self.solver.whiten @ beta[1:]

@@ -9,18 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.features import PivotedCholesky
 from kbr.core.filters.moving.doubt import Doubt
 from kbr.core.filters.moving.lasting import lasting_of
-from kbr.core.kernels import Gaussian
-from kbr.core.left_out import TOGETHER, block_of, errors_left_out
+from kbr.core.kernel_ridge import TOGETHER, KernelRidge, evenly
 from kbr.core.linalg import or_one, ridge_cholesky
 
 SCALES = (0.15, 0.25, 0.4, 0.6, 1.0, 1.6, 2.5, 4.0, 8.0)  # bandwidths to try, in medians
 RIDGES = tuple(10 ** (k / 2) for k in range(-18, 3))  # to try, where targets have variance 1
-TOLERANCE = 1e-10  # of the landmarks' factor
 RANK = 600  # landmarks at most
-AMONG = 1500  # evenly spaced rows among which landmarks are found
 CHOOSING = 1500  # evenly spaced rows that the bandwidth is chosen by
 MOST = 40_000  # evenly spaced rows that are fitted
 ALIKE = 0.01  # nats a column: the widest bandwidth of those whose errors differ by less
@@ -108,14 +104,14 @@ class SmoothMap:
         alike, so that those of a single row would be told by its neighbours. `at` says where rows
         lie in time: how long errors last is learned from it.
         """
-        rows = None if at is None else _evenly(at.unsqueeze(-1), MOST).squeeze(-1)
-        a, target = _evenly(a.double(), MOST), _evenly(target.double(), MOST)
+        rows = None if at is None else evenly(at.unsqueeze(-1), MOST).squeeze(-1)
+        a, target = evenly(a.double(), MOST), evenly(target.double(), MOST)
         if len(a) < 2:
             raise KbrError(f"a regression needs at least 2 rows; got {len(a)}. Raise n_train.")
         centre, spread = a.mean(0), _spread(a)
         inputs = (a - centre) / spread
         if choice is None:
-            few, shown = (_evenly(part, CHOOSING) for part in (inputs, target))
+            few, shown = (evenly(part, CHOOSING) for part in (inputs, target))
             errors = [_Ridge.of(few, shown, s, together).choose()[1] for s in SCALES]
             most = min(errors) + ALIKE * target.shape[-1]
             scale = max(s for s, error in zip(SCALES, errors, strict=True) if error <= most)
@@ -146,21 +142,15 @@ class SmoothMap:
 
 @dataclass(frozen=True, eq=False)
 class _Ridge:
-    """Features of training rows, rotated so that every ridge costs a product.
+    """The regression on training rows, for targets of mean zero and variance one.
 
-    Math: F'F / n = U diag(e) U'; fit = F U (e + lam)^-1 U'F't / n = H t; errors of a block of rows
-          by the fit without them: (I - H_bb)^-1 (t_b - fit_b).
+    Math: see `KernelRidge`, with a linear part.
     """
 
-    target: Float[Tensor, "n k"]  # mean zero and variance one: no ridge shrinks an offset
+    target: Float[Tensor, "n k"]
     middle: Float[Tensor, "k"]  # their means and standard deviations before
     size: Float[Tensor, "k"]
-    bandwidth: Float[Tensor, ""]
-    landmarks: Float[Tensor, "m d"]
-    whiten: Float[Tensor, "m m"]
-    values: Float[Tensor, "p"]
-    vectors: Float[Tensor, "p p"]
-    rows: Float[Tensor, "n p"]  # F U
+    solver: KernelRidge
     together: int  # rows at most that are left out at once
 
     @classmethod
@@ -171,23 +161,12 @@ class _Ridge:
         scale: float,
         together: int = TOGETHER,
     ) -> "_Ridge":
-        some = _evenly(a, AMONG)
-        kernel = Gaussian(scale=scale).fit(some)
-        pivoted = PivotedCholesky(kernel=kernel, tolerance=TOLERANCE, max_rank=RANK)
-        landmarks, whiten, _ = pivoted.landmarks(kernel, some)
-        psi = kernel(a, landmarks) @ whiten
-        features = torch.cat([torch.ones_like(a[:, :1]), a, psi], -1)
-        values, vectors = torch.linalg.eigh(features.mT @ features / len(a))
         middle, size = target.mean(0), _spread(target)
-        width = torch.as_tensor(kernel.bandwidth, dtype=a.dtype, device=a.device)
-        kinds = ((target - middle) / size, middle, size, width, landmarks, whiten)
-        return cls(*kinds, values.clamp_min(0), vectors, features @ vectors, together)
+        solver = KernelRidge.of(a, scale, rank=RANK, linear=True)
+        return cls((target - middle) / size, middle, size, solver, together)
 
     def _left_out(self, target: Tensor, ridge: float) -> Float[Tensor, "n k"]:
-        n, over = len(target), 1 / (self.values + ridge)
-        told = self.rows @ (over.unsqueeze(-1) * (self.rows.mT @ target)) / n
-        missed, rooted = target - told, self.rows * (over / n).sqrt()
-        return errors_left_out(rooted, missed, block_of(n, self.together))
+        return self.solver.left_out(target, ridge, self.together)
 
     def choose(self, target: Tensor | None = None) -> tuple[Float[Tensor, "k"], float]:
         """The best ridge of each column, and the sum of the logarithms of their errors."""
@@ -228,8 +207,9 @@ class _Ridge:
         logs = torch.where(choice.spreads.isfinite(), _logs(squares), even)
         shift = logs.mean(0)
         finite = torch.where(choice.spreads.isfinite(), choice.spreads, 1.0)
-        parts = [self._solved(self.target, choice.ridges), self._solved(logs - shift, finite)]
-        told = self.rows @ (self.vectors.mT @ parts[1]) + shift
+        solver = self.solver
+        parts = [solver.solved(self.target, choice.ridges), solver.solved(logs - shift, finite)]
+        told = solver.rows @ (solver.vectors.mT @ parts[1]) + shift
         factor = (squares / told.exp()).mean(0)
         shift = torch.where(choice.spreads.isfinite(), shift + factor.log(), shift)
         told = told + torch.where(choice.spreads.isfinite(), factor.log(), 0.0)
@@ -243,11 +223,11 @@ class _Ridge:
         return SmoothMap(
             centre,
             spread,
-            self.landmarks / self.bandwidth,
-            self.bandwidth,
+            solver.landmarks / solver.bandwidth,
+            solver.bandwidth,
             table[0],
             table[1 : 1 + d].contiguous(),
-            (self.whiten @ table[1 + d :]).contiguous(),
+            (solver.whiten @ table[1 + d :]).contiguous(),
             told.amin(0) + size,
             told.amax(0) + size,
             root,
@@ -258,18 +238,14 @@ class _Ridge:
 
     def doubt(self, ridges: Float[Tensor, "k"]) -> Doubt:
         """Of the fit with these ridges, in the targets' own units."""
-        n, linear = len(self.target), self.vectors.shape[0] - len(self.landmarks)
-        over = 1 / (self.values.unsqueeze(-1) + ridges)
-        told = (over * (self.rows.mT @ self.target).square()).sum(0) / n
+        n, solver = len(self.target), self.solver
+        linear = solver.vectors.shape[0] - len(solver.landmarks)
+        over = 1 / (solver.values.unsqueeze(-1) + ridges)
+        told = (over * (solver.rows.mT @ self.target).square()).sum(0) / n
         energy = (self.target.square().sum(0) - told).clamp_min(0) / (n * ridges)
         amplitude = energy / n * self.size.square()
-        rotation = torch.cat([self.vectors[:linear], self.whiten @ self.vectors[linear:]])
+        rotation = torch.cat([solver.vectors[:linear], solver.whiten @ solver.vectors[linear:]])
         return Doubt(rotation, amplitude * ridges * over, amplitude)
-
-    def _solved(self, target: Tensor, ridges: Tensor) -> Float[Tensor, "p k"]:
-        over = 1 / (self.values.unsqueeze(-1) + ridges)
-        solved: Tensor = self.vectors @ (over * (self.rows.mT @ target) / len(target))
-        return solved
 
 
 def _spread(rows: Float[Tensor, "n k"]) -> Float[Tensor, "k"]:
@@ -280,10 +256,3 @@ def _spread(rows: Float[Tensor, "n k"]) -> Float[Tensor, "k"]:
 
 def _logs(squares: Tensor) -> Tensor:
     return squares.clamp_min(LEAST * squares.mean(0).clamp_min(LEAST)).log() - LOG_CHI2
-
-
-def _evenly(rows: Float[Tensor, "n k"], most: int) -> Float[Tensor, "m k"]:
-    if len(rows) <= most:
-        return rows
-    some = torch.linspace(0, len(rows) - 1, most, device=rows.device).round().long()
-    return rows[some]

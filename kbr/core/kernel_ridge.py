@@ -1,0 +1,103 @@
+"""Ridge regression on kernel features, every ridge for a product, errors of rows left out."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kbr.core.features import PivotedCholesky
+from kbr.core.kernels import Gaussian
+
+TOLERANCE = 1e-10  # of the landmarks' factor
+AMONG = 1500  # evenly spaced rows among which landmarks are found
+TOGETHER, FOLDS = 50, 10  # rows at most that are left out at once, and at least so many times
+
+
+@dataclass(frozen=True, eq=False)
+class KernelRidge:
+    """Features of training rows, rotated so that every ridge costs a product.
+
+    Math: F = (1, psi(a)), or (1, a, psi(a)) with a linear part, psi the features of a Gaussian
+          kernel on landmarks by pivoted Cholesky;  F'F / n = U diag(e) U';
+          fit = F U (e + lam)^-1 U'F't / n = H t.
+    Ref:  Kanagawa et al. 2018 (ridge regression and conditional mean embeddings).
+
+    Targets are to have mean zero: the ridge shrinks offsets too.
+    """
+
+    bandwidth: Float[Tensor, ""]
+    landmarks: Float[Tensor, "m d"]
+    whiten: Float[Tensor, "m m"]
+    values: Float[Tensor, "p"]
+    vectors: Float[Tensor, "p p"]
+    rows: Float[Tensor, "n p"]  # F U
+
+    @classmethod
+    def of(
+        cls, a: Float[Tensor, "n d"], scale: float, *, rank: int, linear: bool = False
+    ) -> "KernelRidge":
+        """With a bandwidth of `scale` medians, and at most `rank` landmarks."""
+        some = evenly(a, AMONG)
+        kernel = Gaussian(scale=scale).fit(some)
+        pivoted = PivotedCholesky(kernel=kernel, tolerance=TOLERANCE, max_rank=rank)
+        landmarks, whiten, _ = pivoted.landmarks(kernel, some)
+        psi = kernel(a, landmarks) @ whiten
+        features = torch.cat([torch.ones_like(a[:, :1]), *([a] if linear else []), psi], -1)
+        values, vectors = torch.linalg.eigh(features.mT @ features / len(a))
+        width = torch.as_tensor(kernel.bandwidth, dtype=a.dtype, device=a.device)
+        return cls(width, landmarks, whiten, values.clamp_min(0), vectors, features @ vectors)
+
+    def left_out(
+        self, target: Float[Tensor, "n k"], ridge: float, together: int = TOGETHER
+    ) -> Float[Tensor, "n k"]:
+        """Errors at blocks of rows, by the fits without them."""
+        n, over = len(target), 1 / (self.values + ridge)
+        told = self.rows @ (over.unsqueeze(-1) * (self.rows.mT @ target)) / n
+        missed, rooted = target - told, self.rows * (over / n).sqrt()
+        return errors_left_out(rooted, missed, block_of(n, together))
+
+    def solved(
+        self, target: Float[Tensor, "n k"], ridges: Float[Tensor, "k"]
+    ) -> Float[Tensor, "p k"]:
+        """Coefficients of the features, with a ridge for each target."""
+        over = 1 / (self.values.unsqueeze(-1) + ridges)
+        solved: Tensor = self.vectors @ (over * (self.rows.mT @ target) / len(target))
+        return solved
+
+
+def block_of(n: int, together: int = TOGETHER) -> int:
+    """How many of n rows are left out at once: errors of rows that follow each other are alike."""
+    return max(min(together, n // FOLDS), 1)
+
+
+def errors_left_out(
+    rooted: Float[Tensor, "n p"], missed: Float[Tensor, "n k"], size: int
+) -> Float[Tensor, "n k"]:
+    """Errors of blocks of `size` rows by fits without them.
+
+    Math: (I - H_bb)^-1 (t_b - fit_b), with fit = H t and H = `rooted` rooted', `missed` = t - fit.
+    """
+    even = len(missed) - len(missed) % size
+    blocks = [part[:even].reshape(-1, size, part.shape[-1]) for part in (rooted, missed)]
+    found = [_without(*blocks)]
+    if even < len(missed):
+        found.append(_without(rooted[None, even:], missed[None, even:]))
+    return torch.cat(found)
+
+
+def _without(
+    rooted: Float[Tensor, "b r p"], missed: Float[Tensor, "b r k"]
+) -> Float[Tensor, "m k"]:
+    own = rooted @ rooted.mT
+    left = torch.eye(own.shape[-1], dtype=own.dtype, device=own.device) * (1 + 1e-12) - own
+    solved: Tensor = torch.linalg.solve(left, missed)
+    return solved.flatten(0, 1)
+
+
+def evenly(rows: Float[Tensor, "n ..."], most: int) -> Float[Tensor, "m ..."]:
+    """At most so many rows, evenly spaced."""
+    if len(rows) <= most:
+        return rows
+    some = torch.linspace(0, len(rows) - 1, most, device=rows.device).round().long()
+    return rows[some]
