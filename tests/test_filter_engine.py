@@ -238,3 +238,19 @@ def test_unequal_ridges_share_no_factor():
     ratio = torch.rand(1, 60).expand(3, 60)
     assert not is_shared(ratio, torch.tensor([1e-2, 1e-3, 1e-4]))
     assert not is_shared(ratio[:1], torch.tensor([1e-2]))
+
+
+@pytest.mark.parametrize("rough", [False, True])
+@pytest.mark.parametrize("size", [1.0, 30.0, 1000.0])
+def test_compression_leaves_out_less_than_the_ridge_whatever_the_size_of_features(size, rough):
+    """Features of a network are larger than those of a kernel, which are of length one."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(300, 4, generator=generator, dtype=torch.float64)
+    x = size * x * torch.logspace(0, -3, 4, dtype=torch.float64)
+    settings = Settings(rule=ImportanceWeightedRule(kernel_x=Identity()))
+    lam = 1e-2
+    update = Builder(settings).update(x, 1.0, 1e-10, lam=lam, rough=rough)
+    ratio = torch.rand(1, 300, generator=generator, dtype=torch.float64)
+    exact = (x * ratio.mT).mT @ x
+    off = torch.linalg.eigvalsh(update.second(ratio)[0] - exact).abs().max()
+    assert off < 0.1 * 300 * lam

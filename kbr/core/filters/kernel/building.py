@@ -196,9 +196,13 @@ class Builder:
             return _active_set(Linear(), chosen.fit(x).train)
         else:
             features = _fit(chosen, x)
+        if engine == "low_rank":
+            return LowRank(features)
+        # Ridges are beside features of length one, which those of a network are not.
+        lam = lam / max(float(features.train.square().sum(-1).max()), 1.0)
         least = lam if self.rule.SPARSE else lam**0.5  # the other rule's is of a squared operator
         exact = least < ROUGH_LAM if rough else lam < COMPRESSED_LAM
-        if engine == "low_rank" or (engine == "auto" and exact):
+        if engine == "auto" and exact:
             return LowRank(features)
         # psi_i psi_i' is off by the root of the tolerance, which must stay far below lam.
         update = compress(features, tolerance=max(1e-14, (1e-3 if rough else 1e-6) * lam**2))
