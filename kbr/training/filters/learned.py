@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kbr.core.errors import KbrError
+from kbr.core.errors import Diverged, KbrError
 from kbr.core.features import Identity, RandomFourier
 from kbr.core.filters.kernel.choosing.held_out import measured
 from kbr.core.filters.kernel.choosing.search import ETA_BOUNDS, SCALE_BOUNDS, Space
@@ -25,6 +25,7 @@ from kbr.training.modules.base import SequenceModule
 from kbr.training.modules.features import COLLAPSED, LAMS, FeatureModule
 
 LAM_BOUNDS = (1e-9, 1e4)
+LARGEST = 1e6  # features above this are too large to solve for
 WIDEST = 1.0  # wider kernels of z only win by luck of the validation block: no edge to widen
 
 
@@ -74,6 +75,11 @@ class LearnedFilter(FilterOnFeatures):
     def finish(self, module: SequenceModule, x: Observations, z: Tensor, *u: Tensor) -> None:
         psi, _, _ = self.encode(x)
         self._psi, self._z = psi[0], z
+        if (size := float(self._psi.abs().max())) > LARGEST:
+            raise Diverged(
+                f"the learned features are as large as {size:.0e}: training has diverged. Lower "
+                f"lr, now {self.lr:g}."
+            )
         assert isinstance(module, FeatureModule)
         explained = module.explained(self._psi, z)
         self.collapsed = explained < COLLAPSED
