@@ -150,3 +150,24 @@ def test_few_rows_have_the_validation_error_of_the_network(data):
     assert filt.val_mse > 0
     assert filt.share == 0.5
     assert filt.filter(x).mean.isfinite().all()
+
+
+def test_an_observation_unlike_any_is_a_prediction_to_both(fitted, data):
+    """To the regression alone it may look like any other: it tells the mean of z of it."""
+    x, belief = data[0][5].clone(), fitted.init()
+    for row in x[:8]:
+        belief = fitted.step(belief, row)
+    odd = torch.full_like(x[0], float(data[0].max()))
+    after, ahead = fitted.step(belief, odd), fitted.forecast(belief, 1)
+    assert not bool(after.evidence)
+    torch.testing.assert_close(after.mean, ahead.mean, rtol=0, atol=1e-8)
+    torch.testing.assert_close(after.cov, ahead.cov, rtol=0, atol=1e-8)
+    x[8] = odd
+    whole = fitted.filter(x)
+    assert whole.evidence.tolist() == [True] * 8 + [False] + [True] * (len(x) - 9)
+    for row in x[8:20]:
+        belief = fitted.step(belief, row)
+    torch.testing.assert_close(whole.mean[19], belief.mean, rtol=0, atol=1e-8)
+    several = fitted.filter(x.expand(2, *x.shape))
+    torch.testing.assert_close(several.mean[1], whole.mean, rtol=0, atol=1e-8)
+    assert not bool(fitted.smooth(x).evidence[8])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
@@ -84,26 +84,51 @@ class PairedFilter(LearnedFilter):
             self._smoothing = calibrated(first.fitted, rows) if rows else None
         return self._smoothing
 
-    def _told(self, x: Tensor, psi: Tensor) -> Float[Tensor, "*s t dz"]:
-        """What the regression tells of inner observations; NaN where their features are."""
+    def _seen_by_both(self, x: Tensor) -> tuple[Float[Tensor, "*s t d"], Float[Tensor, "*s t dz"]]:
+        """Features of inner observations, and what the regression tells of them.
+
+        NaN in both, a missing observation, where it is missing or unlike any of training to one.
+        """
         assert self._regression is not None
+        psi = self._features(x)
         rows = x.reshape(-1, *self._shape).nan_to_num(0.0, 0.0, 0.0)
         told = self._regression(rows).reshape(*psi.shape[:-1], -1)
-        return torch.where(psi.isfinite().all(-1, keepdim=True), told, torch.nan)
-
-    def _seen_by_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        psi = self._features(x)
-        return psi, self._told(x, psi)
+        first, second = self._both_filters()
+        known = (_familiar(first, psi) & _familiar(second, told)).unsqueeze(-1)
+        return torch.where(known, psi, torch.nan), torch.where(known, told, torch.nan)
 
     def _filtered(self, x: Any, *u: Tensor) -> FilterResult:
         first, second = self._both_filters()
-        psi, told = self._seen_by_both(x)
+        psi, told = self._told_to_both(x)
         return self._averaged(first._filtered(psi), second._filtered(told))
 
     def _smoothed(self, x: Any, *u: Tensor) -> FilterResult:
         first, second = self._both_filters()
-        psi, told = self._seen_by_both(x)
+        psi, told = self._told_to_both(x)
         return self._averaged(first._smoothed(psi), second._smoothed(told))
+
+    def _told_to_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What both see of observations, NaN where these are no evidence to one of them.
+
+        Where both agree at once, as they mostly do, one pass tells; else it is told step by step.
+        """
+        first, second = self._both_filters()
+        psi, told = self._seen_by_both(x)
+        one, other = first._filtered(psi).evidence, second._filtered(told).evidence
+        if bool((one == other).all()):
+            return psi, told
+        rows = (part.reshape(-1, *part.shape[-2:]) for part in (psi, told))
+        used = torch.stack([self._used(*part) for part in zip(*rows, strict=True)])
+        there = used.reshape(one.shape).unsqueeze(-1)
+        return torch.where(there, psi, torch.nan), torch.where(there, told, torch.nan)
+
+    def _used(self, psi: Float[Tensor, "t d"], told: Float[Tensor, "t dz"]) -> Bool[Tensor, "t"]:
+        """At which steps of a sequence the observation is evidence to both."""
+        belief, flags = self._start(None), []
+        for row in zip(psi, told, strict=True):
+            belief = self._after(belief, *row)
+            flags.append(belief.evidence)
+        return torch.stack(flags)
 
     def _averaged(self, one: FilterResult, other: FilterResult) -> FilterResult:
         moments = mixture(self.share, (one.mean, one.cov), (other.mean, other.cov))
@@ -114,10 +139,17 @@ class PairedFilter(LearnedFilter):
         return self._paired(first._start(prior), second._start(prior), None)
 
     def _stepped(self, belief: PairedBelief, x: Tensor, *u: Tensor) -> PairedBelief:
-        first, second = self._both_filters()
         psi, told = (rows[0] for rows in self._seen_by_both(self._one_row(x)))
-        one = first._stepped(belief.one, psi)
-        return self._paired(one, second._stepped(belief.other, told), belief)
+        return self._after(belief, psi, told)
+
+    def _after(self, belief: PairedBelief, psi: Tensor, told: Tensor) -> PairedBelief:
+        """One more step; a prediction in both where one of them has no evidence."""
+        first, second = self._both_filters()
+        one, other = first._stepped(belief.one, psi), second._stepped(belief.other, told)
+        if bool(one.evidence != other.evidence):
+            one = first._stepped(belief.one, torch.full_like(psi, torch.nan))
+            other = second._stepped(belief.other, torch.full_like(told, torch.nan))
+        return self._paired(one, other, belief)
 
     def _ahead(self, belief: PairedBelief, steps: int, *u: Tensor) -> PairedBelief:
         first, second = self._both_filters()
@@ -175,3 +207,9 @@ class PairedFilter(LearnedFilter):
         self._second = KernelBayesFilter.from_state(state["second"])
         self.share = float(state["share"])
         self._calibration = calibration_from(state["calibration"], self._z)
+
+
+def _familiar(filt: KernelBayesFilter, rows: Float[Tensor, "*s t d"]) -> Bool[Tensor, "*s t"]:
+    """Which of the rows are there, and like some of training."""
+    _, there, near = filt.fitted.known(rows.flatten(0, -2))
+    return (there & near).reshape(rows.shape[:-1])
