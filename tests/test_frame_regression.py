@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from kbr import KbrError
-from kbr.core.frame_regression import RIDGES, SCALES, FrameRegression, _Ridge, pooled
-from kbr.core.kernel_ridge import block_of, errors_left_out
+from kbr.core.frame_regression import RIDGES, SCALES, FrameRegression, _Ridge, parts_of, pooled
+from kbr.core.kernel_ridge import errors_left_out
 
 
 def normal(*shape, seed):
@@ -38,7 +38,7 @@ def test_it_is_ridge_regression():
     x, z, queries = normal(40, 3, seed=1), normal(40, 2, seed=2) + 5.0, normal(7, 3, seed=3)
     regression, _ = FrameRegression.fit(x, z)
     assert regression.pool == 1
-    found = _Ridge.of((x - x.mean(0)) / x.std(0, correction=0), z, 0.7)
+    found = _Ridge.of((x - x.mean(0)) / x.std(0, correction=0), z, 0.7, [40])
     ridge = 1e-2
     offset, weights = found.solution(ridge)
     by_hand = FrameRegression(
@@ -57,8 +57,9 @@ def test_it_is_ridge_regression():
 
 def test_what_rows_are_told_is_told_without_them():
     x, z = normal(60, 2, seed=4), normal(60, 1, seed=5)
-    found, ridge, size = _Ridge.of(x, z, 0.5), 1e-2, block_of(60)
-    assert size == 6
+    parts = parts_of([60])
+    assert parts == [6] * 10
+    found, ridge, size = _Ridge.of(x, z, 0.5, parts), 1e-2, 6
     told = found.told(ridge)
     middle, width = z.mean(0), z.std(0, correction=0)
     psi = found.solver.rows @ found.solver.vectors.mT  # (1, psi) of all rows
@@ -129,3 +130,36 @@ def test_one_row_is_too_few():
 def test_settings_to_try_are_sorted():
     assert sorted(SCALES) == list(SCALES)
     assert sorted(RIDGES) == list(RIDGES)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "parts"),
+    [([25], [2, 3] * 5), ([7, 2], [1] * 9), ([5, 6, 7, 8], [5, 6, 7, 8]), ([3] * 20, [6] * 10)],
+)
+def test_whole_sequences_are_left_out_where_there_are_four(lengths, parts):
+    assert parts_of(lengths) == parts
+
+
+def test_long_recordings_are_left_out_in_parts_that_can_be_solved():
+    assert max(parts_of([100_001])) <= 2000
+
+
+def test_rows_of_a_sequence_do_not_tell_each_other():
+    """Each sequence is off in its own way: what is told of it knows only the others."""
+    generator = torch.Generator().manual_seed(16)
+    z = torch.randn(80, 10, 1, generator=generator).double()
+    off = 0.7 * normal(80, 1, 1, seed=18)  # by as much in all rows of a sequence
+    x = z + off + 0.02 * normal(80, 10, 1, seed=19)
+    rows, truth = x[:40].flatten(0, 1), z[:40].flatten(0, 1)
+    whole, told = FrameRegression.fit(rows, truth, [10] * 40)
+    new = float((whole(x[40:].flatten(0, 1)) - z[40:].flatten(0, 1)).square().mean())
+    assert 0.5 < float((told - truth).square().mean()) / new < 2.0
+
+
+def test_channels_have_units_of_their_own():
+    places = torch.rand(120, 2, generator=torch.Generator().manual_seed(20)).double() * 2 - 1
+    seen, z = blob(places, 0.2, seed=21)
+    noise = normal(120, 12, 16, seed=22)
+    one, other = (torch.stack([seen, size * noise + 5 * size], 1) for size in (1.0, 1e3))
+    told = [FrameRegression.fit(x, z)[1] for x in (one, other)]
+    torch.testing.assert_close(told[0], told[1], rtol=0, atol=1e-6)

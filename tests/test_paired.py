@@ -9,6 +9,7 @@ from bumps import turning
 from kbr import KbrError, load_filter
 from kbr.core.filters.averaging import best_share, error_of, mixed, mixture
 from kbr.training import MLP, LearnedFilter, PairedFilter
+from kbr.training.filters import paired
 
 ENCODER = partial(MLP, n_features=8, hidden=(32,))
 QUIET = {"enable_progress_bar": False, "logger": False}
@@ -47,6 +48,7 @@ def test_moments_of_a_mixture_are_those_of_its_samples():
 
 
 def held_out(mean, z):
+    """What `held_out_rows` gives, of one block."""
     rows = {0.0: [(mean, torch.eye(2).double().expand(len(z), 2, 2), z)]}
     return [(rows, None)]
 
@@ -144,7 +146,7 @@ def test_the_summary_names_both(fitted):
 
 
 def test_few_rows_have_the_validation_error_of_the_network(data):
-    """Of seven rows none is left after those in which a filter wakes up."""
+    """Too few steps are held out to choose a share by."""
     x, z = (rows[0, :7] for rows in data)
     filt = PairedFilter(**{**SMALL, "epochs": 2, "val_every": 2}).fit(x, z, trainer=QUIET)
     assert filt.val_mse > 0
@@ -171,3 +173,47 @@ def test_an_observation_unlike_any_is_a_prediction_to_both(fitted, data):
     several = fitted.filter(x.expand(2, *x.shape))
     torch.testing.assert_close(several.mean[1], whole.mean, rtol=0, atol=1e-8)
     assert not bool(fitted.smooth(x).evidence[8])
+
+
+def test_beliefs_of_other_filters_are_refused(fitted, data):
+    x, z = data
+    alone = LearnedFilter(**{**SMALL, "epochs": 2, "val_every": 2}).fit(x[0], z[0], trainer=QUIET)
+    with pytest.raises(KbrError, match="of another kind of filter"):
+        fitted.step(alone.init(), x[0, 0])
+    with pytest.raises(KbrError, match="of another kind of filter"):
+        fitted.forecast(alone.init(), 2)
+
+
+def test_a_filter_that_is_not_fitted_says_so():
+    with pytest.raises(KbrError, match="not fitted yet"):
+        _ = PairedFilter(**SMALL).calibration
+
+
+def test_a_regression_without_a_share_is_not_asked(fitted, data, monkeypatch):
+    """What is unlike any of training to it alone stays evidence."""
+    first, _ = fitted._both_filters()
+
+    def familiar(filt, rows):
+        return torch.full(rows.shape[:-1], filt is first)
+
+    monkeypatch.setattr(paired, "_familiar", familiar)
+    assert not bool(fitted.filter(data[0][5]).evidence.any())
+    monkeypatch.setattr(fitted, "share", 1.0)
+    assert bool(fitted.filter(data[0][5]).evidence.all())
+
+
+@pytest.mark.slow
+def test_filters_of_two_engines_are_measured_at_the_same_steps():
+    """Of over 2000 rows the regression's filter may look at near points alone."""
+    generator = torch.Generator().manual_seed(1000)
+    z = [torch.randn(3, generator=generator)]
+    for _ in range(2099):
+        z.append(0.9 * z[-1] + 0.4 * torch.randn(3, generator=generator))
+    z = torch.stack(z)
+    x = torch.cat([z + 0.05 * torch.randn(2100, 3, generator=generator), z.sin()], -1)
+    small = {**SMALL, "epochs": 2, "val_every": 2}
+    filt = PairedFilter(**small).fit(x, z, trainer=QUIET)
+    names = [part.operators.update.name for part in filt._both_filters()]
+    assert names[1] == "local" != names[0]
+    assert filt.filter(x[:50]).cov.isfinite().all()
+    assert filt.smooth(x[:50]).cov.isfinite().all()

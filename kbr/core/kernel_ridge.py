@@ -1,9 +1,10 @@
 """Ridge regression on kernel features, every ridge for a product, errors of rows left out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from kbr.core.features import PivotedCholesky
@@ -52,10 +53,21 @@ class KernelRidge:
         self, target: Float[Tensor, "n k"], ridge: float, together: int = TOGETHER
     ) -> Float[Tensor, "n k"]:
         """Errors at blocks of rows, by the fits without them."""
+        return errors_left_out(*self._parts(target, ridge), block_of(len(target), together))
+
+    def _parts(self, target: Float[Tensor, "n k"], ridge: float) -> tuple[Tensor, Tensor]:
+        """A root of H, and what the fit misses."""
         n, over = len(target), 1 / (self.values + ridge)
         told = self.rows @ (over.unsqueeze(-1) * (self.rows.mT @ target)) / n
-        missed, rooted = target - told, self.rows * (over / n).sqrt()
-        return errors_left_out(rooted, missed, block_of(n, together))
+        return self.rows * (over / n).sqrt(), target - told
+
+    def left_out_parts(
+        self, target: Float[Tensor, "n k"], ridge: float, parts: Sequence[int]
+    ) -> Float[Tensor, "n k"]:
+        """The same for parts of so many rows each."""
+        tables = (torch.split(table, list(parts)) for table in self._parts(target, ridge))
+        pairs = zip(*tables, strict=True)
+        return torch.cat([_without(one[None], two[None]) for one, two in pairs])
 
     def solved(
         self, target: Float[Tensor, "n k"], ridges: Float[Tensor, "k"]
@@ -95,7 +107,7 @@ def _without(
     return solved.flatten(0, 1)
 
 
-def evenly(rows: Float[Tensor, "n ..."], most: int) -> Float[Tensor, "m ..."]:
+def evenly(rows: Shaped[Tensor, "n ..."], most: int) -> Shaped[Tensor, "m ..."]:
     """At most so many rows, evenly spaced."""
     if len(rows) <= most:
         return rows

@@ -1,5 +1,6 @@
 """Two kernel filters on the same training latents, averaged: a mixture of their beliefs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,8 @@ from kbr.core.embedding import Embedding
 from kbr.core.filters.belief import Belief, KernelBelief, Moments
 from kbr.core.filters.kernel.choosing.held_out import Measured, Rows
 from kbr.core.showing.plotting import array
+
+ENOUGH = 20  # held-out steps that a share can be chosen by
 
 
 def mixture(share: float, one: Moments, other: Moments) -> Moments:
@@ -44,21 +47,21 @@ def mixed(share: float, one: Sequence[Measured], other: Sequence[Measured]) -> l
 def best_share(one: Sequence[Measured], other: Sequence[Measured]) -> float:
     """The first one's share, by the least squared error of the mean at held-out steps.
 
-    Math: s = <z - m2, m1 - m2> / |m1 - m2|^2, between 0 and 1; one half where there is no such step
-          or both answer the same.
+    Math: s = <z - m2, m1 - m2> / |m1 - m2|^2, between 0 and 1; one half where there are fewer than
+          ENOUGH such steps, or both answer the same.
     """
     (mean, z), (second, _) = _now(one), _now(other)
     away = mean - second
     size = float(away.square().sum())
-    if size == 0:
+    if size == 0 or len(z) < ENOUGH:
         return 0.5
     return min(max(float(((z - second) * away).sum()) / size, 0.0), 1.0)
 
 
 def error_of(rows: Sequence[Measured]) -> float:
-    """Mean squared error at held-out steps, summed over coordinates; NaN where there is none."""
+    """Mean squared error at held-out steps, summed over coordinates; NaN where they are too few."""
     mean, z = _now(rows)
-    return float((mean - z).square().sum(-1).mean())
+    return float((mean - z).square().sum(-1).mean()) if len(z) >= ENOUGH else math.nan
 
 
 def _now(several: Sequence[Measured]) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,12 @@ from torch import Tensor
 from kbr.core.errors import KbrError
 from kbr.core.filters.averaging import PairedBelief, best_share, error_of, mixed, mixture
 from kbr.core.filters.belief import KernelBelief
-from kbr.core.filters.kernel.choosing.held_out import calibrated, held_out_rows, smoothed_rows
+from kbr.core.filters.kernel.choosing.held_out import (
+    SMOOTHED,
+    calibrated,
+    held_out_rows,
+    smoothed_rows,
+)
 from kbr.core.filters.kernel.facts import kernel_facts
 from kbr.core.filters.kernel.filter import KernelBayesFilter
 from kbr.core.filters.kernel.storing.storage import calibration_from
@@ -21,6 +26,7 @@ from kbr.core.io.memory import tensor_bytes
 from kbr.core.uncertainty.calibration import Calibration, next_horizon
 from kbr.training.data import Observations
 from kbr.training.filters.learned import LearnedFilter
+from kbr.training.filters.trained import ENCODE_ROWS
 from kbr.training.modules.base import SequenceModule
 
 
@@ -32,7 +38,9 @@ class PairedFilter(LearnedFilter):
           error at the steps that the network has not seen.
 
     Both learn from the same few frames and err in different ways. Training frames are told y by
-    regressions without the rows around them, so p2 knows how far off y is for new ones.
+    regressions without the rows around them, or without their whole sequence, so p2 knows how far
+    off y is for new ones. Where one of both finds no evidence in an observation, it is a prediction
+    in both; a regression whose share is zero is not asked.
     """
 
     kind: ClassVar[str] = "kbr.paired_filter"
@@ -52,11 +60,12 @@ class PairedFilter(LearnedFilter):
         super().finish(module, x, z, *u)
         assert isinstance(x, Tensor)
         self._smoothing = None
-        self._regression, told = FrameRegression.fit(x, z)
+        self._regression, told = FrameRegression.fit(x, z, self._lengths)
         plain = KernelBayesFilter(standardize=False)
         self._second = KernelBayesFilter.of(plain.learned(self._on(told, z), in_order=True))
         first, second = self._both_filters()
-        one, other = (held_out_rows(part.fitted, first_too=False) for part in (first, second))
+        both = first.fitted, second.fitted
+        one, other = (held_out_rows(part, first_too=False, parts=1) for part in both)
         self.share = best_share(one, other)
         rows = mixed(self.share, one, other)
         self._calibration = calibrated(first.fitted, rows) if rows else None
@@ -72,6 +81,7 @@ class PairedFilter(LearnedFilter):
 
     @property
     def calibration(self) -> Calibration | None:
+        self._get()  # which refuses what is not fitted
         return self._calibration
 
     @property
@@ -80,7 +90,7 @@ class PairedFilter(LearnedFilter):
         if self._smoothing is None and self._calibration is not None:
             first, second = self._both_filters()
             measured = first.fitted.changed(known=True), second.fitted.changed(known=True)
-            rows = mixed(self.share, *(smoothed_rows(part) for part in measured))
+            rows = mixed(self.share, *(smoothed_rows(part, most=SMOOTHED) for part in measured))
             self._smoothing = calibrated(first.fitted, rows) if rows else None
         return self._smoothing
 
@@ -91,36 +101,48 @@ class PairedFilter(LearnedFilter):
         """
         assert self._regression is not None
         psi = self._features(x)
-        rows = x.reshape(-1, *self._shape).nan_to_num(0.0, 0.0, 0.0)
-        told = self._regression(rows).reshape(*psi.shape[:-1], -1)
+        rows = torch.split(x.reshape(-1, *self._shape), ENCODE_ROWS)
+        parts = [self._regression(part.nan_to_num(0.0, 0.0, 0.0)) for part in rows]
+        told = torch.cat(parts).reshape(*psi.shape[:-1], -1)
         first, second = self._both_filters()
-        known = (_familiar(first, psi) & _familiar(second, told)).unsqueeze(-1)
+        known = _familiar(first, psi)
+        if self._asks_both:
+            known = known & _familiar(second, told)
+        known = known.unsqueeze(-1)
         return torch.where(known, psi, torch.nan), torch.where(known, told, torch.nan)
 
+    @property
+    def _asks_both(self) -> bool:
+        """Whether both decide what is evidence."""
+        return self.share < 1
+
     def _filtered(self, x: Any, *u: Tensor) -> FilterResult:
-        first, second = self._both_filters()
-        psi, told = self._told_to_both(x)
-        return self._averaged(first._filtered(psi), second._filtered(told))
+        return self._averaged(*self._agreed(*self._seen_by_both(x))[1])
 
     def _smoothed(self, x: Any, *u: Tensor) -> FilterResult:
         first, second = self._both_filters()
-        psi, told = self._told_to_both(x)
+        (psi, told), _ = self._agreed(*self._seen_by_both(x))
         return self._averaged(first._smoothed(psi), second._smoothed(told))
 
-    def _told_to_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What both see of observations, NaN where these are no evidence to one of them.
+    def _agreed(
+        self, psi: Float[Tensor, "*s t d"], told: Float[Tensor, "*s t dz"]
+    ) -> tuple[tuple[Tensor, Tensor], tuple[FilterResult, FilterResult]]:
+        """What both see, NaN where it is no evidence to one of them; and what they answer.
 
-        Where both agree at once, as they mostly do, one pass tells; else it is told step by step.
+        Where both agree at once, as they mostly do, one pass tells; sequences in which they do not
+        are told step by step.
         """
         first, second = self._both_filters()
-        psi, told = self._seen_by_both(x)
-        one, other = first._filtered(psi).evidence, second._filtered(told).evidence
-        if bool((one == other).all()):
-            return psi, told
-        rows = (part.reshape(-1, *part.shape[-2:]) for part in (psi, told))
-        used = torch.stack([self._used(*part) for part in zip(*rows, strict=True)])
-        there = used.reshape(one.shape).unsqueeze(-1)
-        return torch.where(there, psi, torch.nan), torch.where(there, told, torch.nan)
+        one, other = first._filtered(psi), second._filtered(told)
+        apart = (one.evidence != other.evidence).reshape(-1, psi.shape[-2]).any(-1)
+        if not (self._asks_both and bool(apart.any())):
+            return (psi, told), (one, other)
+        seen, heard = (part.reshape(-1, *part.shape[-2:]).clone() for part in (psi, told))
+        for k in apart.nonzero().flatten().tolist():
+            unused = ~self._used(seen[k], heard[k])
+            seen[k, unused], heard[k, unused] = torch.nan, torch.nan
+        psi, told = seen.reshape(psi.shape), heard.reshape(told.shape)
+        return (psi, told), (first._filtered(psi), second._filtered(told))
 
     def _used(self, psi: Float[Tensor, "t d"], told: Float[Tensor, "t dz"]) -> Bool[Tensor, "t"]:
         """At which steps of a sequence the observation is evidence to both."""
@@ -132,13 +154,18 @@ class PairedFilter(LearnedFilter):
 
     def _averaged(self, one: FilterResult, other: FilterResult) -> FilterResult:
         moments = mixture(self.share, (one.mean, one.cov), (other.mean, other.cov))
-        return FilterResult(*moments, one.evidence & other.evidence)
+        return FilterResult(*moments, self._evidence(one, other))
+
+    def _evidence(self, one: Any, other: Any) -> Tensor:
+        found: Tensor = one.evidence & other.evidence if self._asks_both else one.evidence
+        return found
 
     def _start(self, prior: Any) -> PairedBelief:
         first, second = self._both_filters()
         return self._paired(first._start(prior), second._start(prior), None)
 
     def _stepped(self, belief: PairedBelief, x: Tensor, *u: Tensor) -> PairedBelief:
+        _check(belief)
         psi, told = (rows[0] for rows in self._seen_by_both(self._one_row(x)))
         return self._after(belief, psi, told)
 
@@ -146,12 +173,13 @@ class PairedFilter(LearnedFilter):
         """One more step; a prediction in both where one of them has no evidence."""
         first, second = self._both_filters()
         one, other = first._stepped(belief.one, psi), second._stepped(belief.other, told)
-        if bool(one.evidence != other.evidence):
+        if self._asks_both and bool(one.evidence != other.evidence):
             one = first._stepped(belief.one, torch.full_like(psi, torch.nan))
             other = second._stepped(belief.other, torch.full_like(told, torch.nan))
         return self._paired(one, other, belief)
 
     def _ahead(self, belief: PairedBelief, steps: int, *u: Tensor) -> PairedBelief:
+        _check(belief)
         first, second = self._both_filters()
         for _ in range(steps):
             parts = first._ahead(belief.one, 1), second._ahead(belief.other, 1)
@@ -161,7 +189,7 @@ class PairedFilter(LearnedFilter):
     def _paired(
         self, one: KernelBelief, other: KernelBelief, before: PairedBelief | None
     ) -> PairedBelief:
-        evidence = one.evidence & other.evidence
+        evidence = self._evidence(one, other)
         since = one.since if before is None else next_horizon(before.since, evidence)
         return PairedBelief(
             evidence,
@@ -213,3 +241,10 @@ def _familiar(filt: KernelBayesFilter, rows: Float[Tensor, "*s t d"]) -> Bool[Te
     """Which of the rows are there, and like some of training."""
     _, there, near = filt.fitted.known(rows.flatten(0, -2))
     return (there & near).reshape(rows.shape[:-1])
+
+
+def _check(belief: Any) -> None:
+    if not isinstance(belief, PairedBelief):
+        raise KbrError(
+            f"this belief is of another kind of filter: {type(belief).__name__}. Begin with init()."
+        )

@@ -26,7 +26,7 @@ from kbr.core.filters.kernel.choosing.search import (
 )
 from kbr.core.filters.kernel.dynamics.known_transition import KnownOperators, TransitionRatio
 from kbr.core.filters.kernel.dynamics.lift import Lift
-from kbr.core.filters.kernel.engine import ActiveSet, LowRank, Update, compress
+from kbr.core.filters.kernel.engine import ActiveSet, LowRank, Update, beside_unit, compress
 from kbr.core.filters.kernel.engines.local import (
     CELLS,
     LEAST,
@@ -198,8 +198,7 @@ class Builder:
             features = _fit(chosen, x)
         if engine == "low_rank":
             return LowRank(features)
-        # Ridges are beside features of length one, which those of a network are not.
-        lam = lam / max(float(features.train.square().sum(-1).max()), 1.0)
+        lam = beside_unit(lam, features.train)
         least = lam if self.rule.SPARSE else lam**0.5  # the other rule's is of a squared operator
         exact = least < ROUGH_LAM if rough else lam < COMPRESSED_LAM
         if engine == "auto" and exact:

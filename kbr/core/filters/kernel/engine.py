@@ -272,6 +272,11 @@ def mixer(
     return mixing
 
 
+def beside_unit(lam: float, psi: Float[Tensor, "*b n d"]) -> float:
+    """The ridge beside features of length one: those of a network may be far longer."""
+    return lam / max(float(psi.square().sum(-1).max()), 1.0)
+
+
 def square_pivots(
     psi: Float[Tensor, "*b n d"], *, tolerance: float, max_rank: int | None = None
 ) -> tuple[Float[Tensor, "*b n q"], Int[Tensor, "*b q"]]:

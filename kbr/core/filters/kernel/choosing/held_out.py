@@ -81,13 +81,20 @@ def measured(
 
 
 def held_out_rows(
-    fitted: Fitted, *, first_too: bool = True, correct: Callable[[range], Correction] | None = None
+    fitted: Fitted,
+    *,
+    first_too: bool = True,
+    correct: Callable[[range], Correction] | None = None,
+    parts: int | None = None,
 ) -> list[Measured]:
-    """Filtered beliefs at the steps of each block that `measured` measures on."""
+    """Filtered beliefs at the steps of each block that `measured` measures on.
+
+    `parts` as in `filter_rows`: filters of different engines have the same steps with the same.
+    """
     rows, first, lam = [], fitted.founding, fitted.data.choice.lam
     for block, operators, pieces in _held_out(first, first_too=first_too):
         mend = None if correct is None else correct(block)
-        found = filter_rows(operators, lam, pieces, mend, fitted.data.history)
+        found = filter_rows(operators, lam, pieces, mend, fitted.data.history, parts)
         rows.append((found, _places(first, block)))
     return rows
 
@@ -100,8 +107,11 @@ def smoothing_measured(fitted: Fitted) -> Fitted:
     return fitted.changed(smoothing=calibrated(fitted.founding, rows)) if rows else fitted
 
 
-def smoothed_rows(fitted: Fitted) -> list[Measured]:
-    """Smoothed beliefs at the steps of each block that `smoothing_measured` measures on."""
+def smoothed_rows(fitted: Fitted, *, most: int | None = None) -> list[Measured]:
+    """Smoothed beliefs at the steps of each block that `smoothing_measured` measures on.
+
+    `most` as in `smoother_rows`.
+    """
     first, choice, both = fitted.founding, fitted.data.choice, not fitted.data.known
     local = isinstance(first.operators.update, Local)  # each block has gaps of a length of its own
     return [
@@ -113,6 +123,7 @@ def smoothed_rows(fitted: Fitted) -> list[Measured]:
                 pieces,
                 history=fitted.data.history,
                 gaps=GAPS[k::BLOCKS] if local and both else GAPS,
+                most=most,
             ),
             _places(first, block),
         )
@@ -174,8 +185,12 @@ def filter_rows(
     pieces: Sequence[Piece],
     correct: Correction | None = None,
     history: int = 1,
+    parts: int | None = None,
 ) -> Rows:
-    """Inner beliefs and truths at held-out steps, by horizon."""
+    """Inner beliefs and truths at held-out steps, by horizon.
+
+    `parts` says of how many calls this is one; None: of one, or of several with the local engine.
+    """
     rows: Rows = {}
 
     def add(
@@ -189,7 +204,8 @@ def filter_rows(
     def means(result: KernelFilterResult, x: Tensor) -> Tensor:
         return result.mean if correct is None else correct(operators, result, x)
 
-    parts = BLOCKS if isinstance(operators.update, Local) else 1  # of which this is one
+    if parts is None:
+        parts = BLOCKS if isinstance(operators.update, Local) else 1
     starts = max(STARTS // max(len(pieces), parts), 5)
     for piece in pieces:
         x, truth, lead = piece.x, piece.z, piece.lead
@@ -307,10 +323,15 @@ def smoother_rows(
     *,
     history: int = 1,
     gaps: Sequence[int] = GAPS,
+    most: int | None = None,
 ) -> Rows:
-    """Smoothed inner beliefs and truths at held-out steps, by distance from evidence."""
+    """Smoothed inner beliefs and truths at held-out steps, by distance from evidence.
+
+    At the last `most` steps of each piece, 0: all; None: all, or some with the local engine.
+    """
     rows: Rows = {}
-    most = SMOOTHED if isinstance(operators.update, Local) else 0
+    if most is None:
+        most = SMOOTHED if isinstance(operators.update, Local) else 0
     middles = lam.new_tensor([(a + b) / 2 for a, b in pairwise(BRIDGES)])
     for piece in pieces:
         x, truth = piece.x[..., -most:, :], piece.z[..., -most:, :]

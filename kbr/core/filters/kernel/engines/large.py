@@ -26,6 +26,7 @@ from kbr.core.filters.kernel.engine import (
     LowRank,
     Mixing,
     Update,
+    beside_unit,
     mixer,
     square_pivots,
 )
@@ -184,10 +185,11 @@ def _mixing(engine: str, observed: Features, lam: float) -> tuple[Tensor, Mixing
 
     None where the pivots are not few enough for compression to pay.
     """
+    psi = observed.train.to(torch.float64)
+    lam = beside_unit(lam, psi)
     if engine == "low_rank" or (engine == "auto" and lam < SMALLEST_LAM):
         return None
     limit = None if engine == "compressed" else COMPRESSED_RANK + 1
-    psi = observed.train.to(torch.float64)
     factor, rows = square_pivots(psi, tolerance=max(1e-9, 1e-3 * lam**2), max_rank=limit)
     if limit is not None and rows.shape[-1] == limit:
         return None
