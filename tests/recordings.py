@@ -81,11 +81,12 @@ def write_csv(path: Path, table: dict[str, list], names: list[str]) -> Path:
 
 
 def spots(table: dict[str, list]) -> np.ndarray:
-    """A frame [8, 8] for each row: a spot at the heading; NaN where `loud` is missing."""
+    """A noisy frame [8, 8] for each row: a spot at the heading; NaN where `loud` is missing."""
     yaw = np.radians(np.array(table["yaw"]))
     at = np.arange(8)
     u, v = (4 + 2.5 * part[:, None, None] for part in (np.cos(yaw), np.sin(yaw)))
     frames = 255 * np.exp(-((at[None, None] - u) ** 2 + (at[None, :, None] - v) ** 2) / 3)
+    frames += np.random.default_rng(0).normal(0, 10, frames.shape)
     frames[[value is None for value in table["loud"]]] = np.nan
     return frames.astype(np.float32)
 

