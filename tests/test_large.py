@@ -262,3 +262,15 @@ def test_rows_without_weight_are_left_out(monkeypatch, work):
     weights[1, 2] = 0.0
     truth = torch.einsum("bnd,bsn,bne->bsde", table, weights, table)
     torch.testing.assert_close(tables.weighted_gram(weights, table), truth)
+
+
+def test_compression_of_many_points_knows_the_size_of_features():
+    """Features of a network are longer than one; what is left out stays below the ridge."""
+    generator = torch.Generator().manual_seed(7)
+    x = 30 * torch.randn(300, 4, generator=generator, dtype=torch.float64)
+    x, lam = x * torch.logspace(0, -3, 4, dtype=torch.float64), 1e-2
+    features = Identity().fit(x)
+    update = large.tabulated(features, large._mixing("compressed", features, lam), x)
+    ratio = torch.rand(1, 300, generator=generator, dtype=torch.float64)
+    off = torch.linalg.eigvalsh(update.second(ratio)[0].double() - (x * ratio.mT).mT @ x)
+    assert off.abs().max() < 0.2 * 300 * lam
