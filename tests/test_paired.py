@@ -185,8 +185,19 @@ def test_beliefs_of_other_filters_are_refused(fitted, data):
 
 
 def test_a_filter_that_is_not_fitted_says_so():
-    with pytest.raises(KbrError, match="not fitted yet"):
-        _ = PairedFilter(**SMALL).calibration
+    for name in ("calibration", "smoothing_calibration"):
+        with pytest.raises(KbrError, match="not fitted yet"):
+            getattr(PairedFilter(**SMALL), name)
+
+
+def test_a_choice_at_an_edge_names_a_setting_that_moves_it(data):
+    """`lams` and the like are those of the filter on learned features alone."""
+    z = data[1][0]
+    exact = torch.cat([z, z.sin()], -1)  # without noise, the regression's filter wants no ridge
+    filt = PairedFilter(**{**SMALL, "epochs": 2, "val_every": 2, "lams": [0.1], "scales": [1.0]})
+    filt.fit(exact, z, trainer=QUIET)
+    assert filt._second.choice.edges
+    assert set(filt.edges).isdisjoint(filt._second.choice.edges)
 
 
 def test_a_regression_without_a_share_is_not_asked(fitted, data, monkeypatch):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kbr.core.errors import KbrError
-from kbr.core.kernel_ridge import AMONG, KernelRidge, evenly
+from kbr.core.kernel_ridge import AMONG, FOLDS, KernelRidge, evenly
 from kbr.core.kernels import Gaussian
 from kbr.core.linalg import or_one
 
@@ -21,9 +21,7 @@ SCALES = (0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)  # bandwidths to try, in me
 MIDDLE = 0.5  # the one that pools are compared with
 RIDGES = tuple(10 ** (k / 2) for k in range(-16, 1))  # to try, where targets have variance 1
 RANK = 1000  # landmarks at most
-FOLDS = 10  # parts that are left out, each at once; at least 4 of whole sequences, if there are
-FEWEST = 4
-LONGEST = 2000  # rows of a part at most: more are long enough apart
+FEWEST = 4  # sequences of which whole ones are left out
 
 Rows = Float[Tensor, "n ..."]
 
@@ -103,7 +101,7 @@ def parts_of(lengths: Sequence[int]) -> list[int]:
     if count >= FEWEST:
         ends = [k * count // min(count, FOLDS) for k in range(min(count, FOLDS) + 1)]
         return [sum(lengths[one:two]) for one, two in pairwise(ends)]
-    folds = min(max(FOLDS, -(-n // LONGEST)), n)
+    folds = min(FOLDS, n)
     return [(k + 1) * n // folds - k * n // folds for k in range(folds)]
 
 

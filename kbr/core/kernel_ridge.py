@@ -12,7 +12,8 @@ from kbr.core.kernels import Gaussian
 
 TOLERANCE = 1e-10  # of the landmarks' factor
 AMONG = 1500  # evenly spaced rows among which landmarks are found
-TOGETHER, FOLDS = 50, 10  # rows at most that are left out at once, and at least so many times
+TOGETHER = 50  # rows at most of a block that is left out
+FOLDS = 10  # times that some are left out: at least so many blocks, or at most so many parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +54,9 @@ class KernelRidge:
         self, target: Float[Tensor, "n k"], ridge: float, together: int = TOGETHER
     ) -> Float[Tensor, "n k"]:
         """Errors at blocks of rows, by the fits without them."""
-        return errors_left_out(*self._parts(target, ridge), block_of(len(target), together))
+        return errors_left_out(*self._fit(target, ridge), block_of(len(target), together))
 
-    def _parts(self, target: Float[Tensor, "n k"], ridge: float) -> tuple[Tensor, Tensor]:
+    def _fit(self, target: Float[Tensor, "n k"], ridge: float) -> tuple[Tensor, Tensor]:
         """A root of H, and what the fit misses."""
         n, over = len(target), 1 / (self.values + ridge)
         told = self.rows @ (over.unsqueeze(-1) * (self.rows.mT @ target)) / n
@@ -64,8 +65,8 @@ class KernelRidge:
     def left_out_parts(
         self, target: Float[Tensor, "n k"], ridge: float, parts: Sequence[int]
     ) -> Float[Tensor, "n k"]:
-        """The same for parts of so many rows each."""
-        tables = (torch.split(table, list(parts)) for table in self._parts(target, ridge))
+        """The same for parts of so many rows each, few and long."""
+        tables = (torch.split(table, list(parts)) for table in self._fit(target, ridge))
         pairs = zip(*tables, strict=True)
         return torch.cat([_without(one[None], two[None]) for one, two in pairs])
 
@@ -101,9 +102,15 @@ def errors_left_out(
 def _without(
     rooted: Float[Tensor, "b r p"], missed: Float[Tensor, "b r k"]
 ) -> Float[Tensor, "m k"]:
-    own = rooted @ rooted.mT
+    """Math: (I - R R')^-1 m = m + R (I - R'R)^-1 R'm, the second of the size of the features."""
+    long = rooted.shape[-2] > max(rooted.shape[-1], TOGETHER)
+    own = rooted.mT @ rooted if long else rooted @ rooted.mT
     left = torch.eye(own.shape[-1], dtype=own.dtype, device=own.device) * (1 + 1e-12) - own
-    solved: Tensor = torch.linalg.solve(left, missed)
+    solved: Tensor
+    if long:
+        solved = missed + rooted @ torch.linalg.solve(left, rooted.mT @ missed)
+    else:
+        solved = torch.linalg.solve(left, missed)
     return solved.flatten(0, 1)
 
 

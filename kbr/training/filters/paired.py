@@ -71,7 +71,6 @@ class PairedFilter(LearnedFilter):
         self._calibration = calibrated(first.fitted, rows) if rows else None
         error = error_of(rows)
         self.val_mse = self.val_mse if math.isnan(error) else error  # of few rows, the network's
-        self.edges = (*self.edges, *second.choice.edges)
         self.chosen = {**self.chosen, "share": self.share, "pool": float(self._regression.pool)}
 
     def _both_filters(self) -> tuple[KernelBayesFilter, KernelBayesFilter]:
@@ -87,7 +86,7 @@ class PairedFilter(LearnedFilter):
     @property
     def smoothing_calibration(self) -> Calibration | None:
         """Measured when first asked for."""
-        if self._smoothing is None and self._calibration is not None:
+        if self._smoothing is None and self.calibration is not None:
             first, second = self._both_filters()
             measured = first.fitted.changed(known=True), second.fitted.changed(known=True)
             rows = mixed(self.share, *(smoothed_rows(part, most=SMOOTHED) for part in measured))
