@@ -1,6 +1,7 @@
-"""The moving filter on parts of the training rows of real recordings: test rows stay unseen.
+"""A filter on parts of the training rows of real recordings: test rows stay unseen.
 
     python benchmarks/real_splits.py --root real battery uwb_plaza uwb_plaza2
+    python benchmarks/real_splits.py --root real --model iw battery
 
 Prints for each part that is left out the error in the units of docs/real_data.md, the share of its
 truths in 90 % regions, the CPU seconds of the fit, and what was chosen. Of a recording of many
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from kbr import MovingFilter
+from kbr import KernelBayesFilter, MovingFilter
 from kbr.app.building.trusted import build
 from kbr.app.sweep.tune import composed
 
@@ -62,11 +63,11 @@ def _cut(rows: Rows, first: int, last: int) -> Rows:
     return kept
 
 
-def measured(name: str, root: str) -> Iterator[str]:
+def measured(name: str, root: str, model: str) -> Iterator[str]:
     """A line for each part that is left out."""
-    words, settings = NAMES[name]
+    words, settings = NAMES[name] if model == "moving" else ([], {})
     problem, method = build(
-        composed([f"data={name}", "model=moving", f"data.root={root}", *words]), trusted=None
+        composed([f"data={name}", f"model={model}", f"data.root={root}", *words]), trusted=None
     )
     problem = problem.suited(method)
     data = problem.data(0)
@@ -74,7 +75,8 @@ def measured(name: str, root: str) -> Iterator[str]:
     rows = {k: v if isinstance(v, list) else [v] for k, v in given.items() if v is not None}
     for part, train, test in splits(rows):
         started = time.process_time()
-        filt = MovingFilter(**settings).fit(**train, units=problem.filter_units)
+        filt: Any = MovingFilter(**settings) if model == "moving" else KernelBayesFilter()
+        filt.fit(**train, units=problem.filter_units)
         spent = time.process_time() - started
         errors, inside = [], []
         for k, truth in enumerate(test["z"]):
@@ -83,22 +85,29 @@ def measured(name: str, root: str) -> Iterator[str]:
             errors.append(out.mean - truth.double())
             inside.append(filt.credible_region(out).contains(truth.double()))
         held = torch.cat(inside).double().mean()
-        chosen = " ".join(f"{key}={value:g}" for key, value in filt.chosen.items())
         yield (
             f"{name}, {part} left out: {problem.measure} "
             f"{float(problem.measure.of(torch.cat(errors))):.3g}, in 90 % {held:.0%}, "
-            f"fit {spent:.0f} CPU s; {filt.model.sensing.kind} {chosen}"
+            f"fit {spent:.0f} CPU s; {_chosen(filt)}"
         )
+
+
+def _chosen(filt: Any) -> str:
+    if isinstance(filt, KernelBayesFilter):
+        return f"scale={float(filt.choice.scale_z):g} lam={float(filt.choice.lam):g}"
+    values = " ".join(f"{key}={value:g}" for key, value in filt.chosen.items())
+    return f"{filt.model.sensing.kind} {values}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", required=True, help="the folder of the recordings")
+    parser.add_argument("--model", choices=("moving", "iw"), default="moving")
     parser.add_argument("names", nargs="*", default=list(NAMES), help=", ".join(NAMES))
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.names:
-        for line in measured(name, options.root):
+        for line in measured(name, options.root, options.model):
             print(line, flush=True)
 
 

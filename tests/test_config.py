@@ -40,7 +40,7 @@ NOT_PARTS = {
 MAY_BE_EMPTY = {"label", "version"}  # texts
 MAY_BE_NULL = {"data.path", "data.step", "data.max_gap", "model.ridge", "model.filter.dropout"}
 MAY_BE_NULL |= {"logger.tracking_uri", "figure.x", "model.most", "model.frames.most", "data.trend"}
-MAY_BE_NULL |= {"model.filter.batch"}
+MAY_BE_NULL |= {"model.filter.batch", "model.correction"}
 
 
 ALL = [*FILES, "train", "evaluate"]

@@ -131,7 +131,7 @@ def test_steps_on_another_device_stay_there(kind, monkeypatch):
     operators, query, seen, lam = (moved(part) for part in (filt.operators, query, seen, lam))
     for result in (
         run_filter(operators, query, lam, seen),
-        run_smoother(operators, query, lam, lam.squeeze(0), seen),
+        *run_smoother(operators, query, lam, lam.squeeze(0), seen),
     ):
         assert {result.mean.device.type, result.cov.device.type} == {"meta"}
         assert result.mean.shape == (1, 8, 2)

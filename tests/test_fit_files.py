@@ -71,7 +71,8 @@ def unmeasured(monkeypatch):
 
 def unfitted(**settings):
     rule = ImportanceWeightedRule(lam=1e-2)
-    return KernelBayesFilter(rule=rule, eta=1e-4, **{"scales": (1.0,), **settings})
+    settings = {"scales": (1.0,), "correction": None, **settings}  # many pairs have none
+    return KernelBayesFilter(rule=rule, eta=1e-4, **settings)
 
 
 def answer(filt):

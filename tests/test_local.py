@@ -54,10 +54,10 @@ def test_many_points_of_a_high_rank_are_filtered_locally(fitted):
 
 def test_it_answers_like_the_dense_filter(monkeypatch):
     """Within a hundredth of the posterior's standard deviation, of all points with a ratio."""
-    monkeypatch.setattr("kbr.core.filters.kernel.filter.measured", lambda fitted: fitted)
+    monkeypatch.setattr("kbr.core.filters.kernel.filter.measured", lambda fitted, _: fitted)
     x, z, x_test, _ = wide(2000, 40, seed=1)
     rule = ImportanceWeightedRule(lam=1e-2, floor=0.1)
-    settings = {"rule": rule, "scales": (0.25,), "widths": (4.0,), "eta": 1e-4}
+    settings = {"rule": rule, "scales": (0.25,), "widths": (4.0,), "eta": 1e-4, "correction": None}
     dense, local = (
         KernelBayesFilter(engine=name, **settings).fit(x, z).filter(x_test)
         for name in ("active_set", "local")

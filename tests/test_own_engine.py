@@ -61,16 +61,12 @@ def test_it_filters_like_the_low_rank_engine(data, rule):
 
 def test_tuning_and_calibration_build_it_for_the_steps_that_are_left(data):
     engine = WholeGram()
-    filt = KernelBayesFilter(engine=engine, eta=1e-3, scales=(1.0,), lams=(1e-3, 1e-2))
-    filt.fit(data.x_train, data.z_train)
-    assert [n for n, _ in engine.built] == [
-        60,
-        90,
-        60,
-        60,
-    ]  # tuning, the filter, two held-out blocks
+    settings = {"eta": 1e-3, "scales": (1.0,), "lams": (1e-3, 1e-2), "correction": None}
+    filt = KernelBayesFilter(engine=engine, **settings).fit(data.x_train, data.z_train)
+    # Tuning on three blocks, their errors, the filter, two held-out blocks.
+    assert [n for n, _ in engine.built] == [60, 60, 60, 60, 90, 60, 60]
     assert engine.built[0][1] == 1e-3  # the least of those tried
-    again = KernelBayesFilter(engine=engine, eta=1e-3, scales=(1.0,), lams=(1e-3, 1e-2))
+    again = KernelBayesFilter(engine=engine, **settings)
     again.restore(filt.state())
     assert torch.equal(again.filter(data.x_test).mean, filt.filter(data.x_test).mean)
     with pytest.raises(KbrError, match="WholeGram cannot be saved"):

@@ -39,7 +39,7 @@ def rows(seed=0, n=BORDERS[-1]):
 def fixed(rule=None, **settings):
     """Nothing to search: a fit in no time."""
     rule = rule or ImportanceWeightedRule(lam=1e-2)
-    settings = {"eta": 1e-3, "scales": (0.7,), "widths": (1.5,), **settings}
+    settings = {"eta": 1e-3, "scales": (0.7,), "widths": (1.5,), "correction": None, **settings}
     return KernelBayesFilter(rule=rule, **settings)
 
 
@@ -183,7 +183,7 @@ def test_features_that_do_not_depend_on_data_make_it_fit_itself(tmp_path):
         for name in "xz"
     }
     rule = ImportanceWeightedRule(lam=1e-2, **kernels)
-    build = partial(KernelBayesFilter, rule=rule, eta=1e-3, engine="low_rank", standardize=True)
+    build = partial(fixed, rule, scales=None, widths=(2.0,), engine="low_rank", standardize=True)
     made = build().fit(x[:N], z[:N])
     for part in (slice(N, 120), slice(120, 150)):
         made.partial_fit(x[part], z[part], continues=True)
@@ -412,13 +412,14 @@ def test_known_dynamics_take_more_points():
     task = Oscillatory()
     x, z = task.sample(120, torch.Generator().manual_seed(0))
     rule = ImportanceWeightedRule(ratio=TransitionRatio(model=task.state_space()), lam=1e-2)
-    build = partial(KernelBayesFilter, rule=rule, scales=(1.0,), engine="active_set")
+    settings = {"engine": "active_set", "correction": None}
+    build = partial(KernelBayesFilter, rule=rule, scales=(1.0,), **settings)
     made = build().fit(x[:80], z[:80]).partial_fit(x[80:], z[80:])
     bandwidth = made.operators.update.kernel.bandwidth
     whole = KernelBayesFilter(
         rule=replace(rule, kernel_x=Gaussian(bandwidth=bandwidth)),
-        engine="active_set",
         standardize=True,
+        **settings,
     ).fit(x, z, units=made.units)
     torch.testing.assert_close(
         made.filter(x[:20]).mean, whole.filter(x[:20]).mean, rtol=0, atol=1e-8

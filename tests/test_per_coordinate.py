@@ -74,7 +74,8 @@ def data():
 def fitted(data, kernel, factor=1.0):
     """Not standardised, as the user passes them: if they were, one bandwidth would do."""
     rule = ImportanceWeightedRule(kernel_x=kernel)
-    filt = KernelBayesFilter(rule=rule, scales=(0.7, 1.4), lams=(1e-3, 1e-2), standardize=False)
+    settings = {"scales": (0.7, 1.4), "lams": (1e-3, 1e-2), "standardize": False}
+    filt = KernelBayesFilter(rule=rule, correction=None, **settings)
     return filt.fit(factor * data.x_train.double(), data.z_train)
 
 

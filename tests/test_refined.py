@@ -1,7 +1,5 @@
 """Refined filters: exact gradients, nothing worse than the start, streaming equal to batch."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -14,7 +12,6 @@ from kbr.core.filters.refined.descent import (
     with_values,
 )
 from kbr.core.filters.refined.filter import RefinedFilter, trial_state
-from kbr.core.filters.refined.readout import fit_readout, predicted_means
 from kbr.core.filters.sequences import lengths_outside, pieces_inside
 from kbr.core.rules import ImportanceWeightedRule
 
@@ -84,50 +81,6 @@ def test_data_sets_refined_together_are_those_refined_alone(data, tuned):
     torch.testing.assert_close(together.lam[1], alone.lam, rtol=1e-3, atol=0)
 
 
-def test_a_readout_with_a_huge_ridge_changes_nothing(data, tuned):
-    result = tuned.filter(data[2])
-    readout = fit_readout(tuned.fitted, ridge=1e12)
-    found = readout(result.mean, predicted_means(tuned.operators, result), data[2], result.evidence)
-    torch.testing.assert_close(found, result.mean, rtol=0, atol=1e-8)
-
-
-def test_a_readout_finds_a_bias_of_the_filter(data):
-    """The paper's rule shrinks latents far from zero; the readout corrects that."""
-    x, z, x_test, z_test = (part[0] for part in data)
-    rule = ImportanceWeightedRule(normalize=False, lam=0.3)
-    base = KernelBayesFilter(rule=rule, scales=(0.7,))
-    plain = base.fit(x, z + 5).filter(x_test)
-    better = RefinedFilter(base=base, steps=0).fit(x, z + 5).filter(x_test)
-
-    def error(mean):
-        return float((mean - z_test - 5).square().sum(-1).mean())
-
-    assert error(better.mean) < 0.5 * error(plain.mean)
-
-
-def test_a_readout_is_learned_from_steps_that_the_filter_did_not_see(data):
-    """Its coefficients are those of a regression on blocks filtered by filters of the rest."""
-    x, z = data[0][0], data[1][0] + 5
-    rule = ImportanceWeightedRule(normalize=False, lam=1e-2)
-    base = KernelBayesFilter(rule=rule, scales=(0.5,), eta=1e-3, standardize=False)
-    readout = fit_readout(base.fit(x, z).fitted, ridge=1.0)
-    rows, missed = [], []
-    for a, b in ((0, 30), (30, 60), (60, 90)):
-        parts = [part for part in (slice(0, a), slice(b, 90)) if part.start < part.stop]
-        other = replace(base).fit([x[part] for part in parts], [z[part] for part in parts])
-        result = other.filter(x[a:b])
-        before, ones = predicted_means(other.operators, result), torch.ones(b - a, 1)
-        there = result.evidence.unsqueeze(-1)
-        rows.append(torch.cat([result.mean, before, x[a:b], ones], -1) * there)
-        missed.append((z[a:b] - result.mean) * there)
-    design, target = torch.cat(rows), torch.cat(missed)
-    size = design.square().mean(0).sqrt()
-    scaled = design / size
-    solved = torch.linalg.solve(scaled.mT @ scaled + torch.eye(len(size)), scaled.mT @ target)
-    expected = solved / size.unsqueeze(-1)
-    torch.testing.assert_close(readout.coefficients, expected, rtol=1e-4, atol=1e-6)
-
-
 def test_streaming_equals_batch_also_where_observations_are_missing(data, refined):
     x = data[2].clone()
     x[:, 7] = torch.nan
@@ -137,13 +90,23 @@ def test_streaming_equals_batch_also_where_observations_are_missing(data, refine
         torch.testing.assert_close(belief.mean, result.mean[:, t])
         torch.testing.assert_close(belief.cov, result.cov[:, t])
     assert belief.steps == x.shape[1]
-    inner = refined.kernel_filter.filter(x)
-    torch.testing.assert_close(result.mean[:, 7], inner.mean[:, 7])
 
 
 def test_a_state_gives_the_same_filter_again(data, refined):
     again = RefinedFilter.from_state(refined.state())
     torch.testing.assert_close(again.filter(data[2]).mean, refined.filter(data[2]).mean)
+
+
+def test_a_file_from_before_filters_held_their_correction_gives_the_same_filter(data, refined):
+    state = refined.state()
+    inner = {key: value for key, value in state["filter"].items() if key != "correction"}
+    del inner["settings"]["correction"]
+    readout = refined.state()["filter"]["correction"]
+    again = RefinedFilter.from_state({"filter": inner, "readout": readout})
+    torch.testing.assert_close(again.filter(data[2]).mean, refined.filter(data[2]).mean)
+    alone = RefinedFilter.from_state(trial_state({"filter": inner, "readout": readout}, 1))
+    together = refined.filter(data[2]).mean[1]
+    torch.testing.assert_close(alone.filter(data[2][1]).mean, together, rtol=0, atol=1e-7)
 
 
 def test_blocks_cut_sequences_where_they_lie():

@@ -114,8 +114,11 @@ def test_bandwidths_far_from_the_median_are_found():
     room = 60.0 * (torch.arange(300) // 40 % 2).unsqueeze(-1)
     x = torch.cat([data.x_train, data.x_test]) + room
     z = torch.cat([data.z_train, data.z_test]) + room
-    found = KernelBayesFilter().tune(x[:240], z[:240])
-    fixed = KernelBayesFilter(scales=(0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8)).tune(x[:240], z[:240])
+    grid = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8)
+    found, fixed = (
+        KernelBayesFilter(scales=scales).tune(x[:240], z[:240], in_order=True)
+        for scales in (None, grid)
+    )
     assert float(found.scale_z) < 0.2
     assert float(found.val_mse) < 0.92 * float(fixed.val_mse)
     assert found.edges == ()

@@ -308,14 +308,14 @@ class TestSummary:
         assert "place" in summary.details["sensors"]
         assert [each.of for each in summary.bandwidths] == ["x"] * 3 + ["z"] * 2 + ["u"]
         longer = KernelBayesFilter(**FEW, history=2, velocity=True).fit(X[:60], Z[:60]).summary()
-        assert set(longer.details) == {"history", "velocity"}
+        assert set(longer.details) == {"history", "velocity", "correction"}
         assert len(longer.bandwidths) == 4
 
     def test_refined_filters(self, tmp_path):
         filt = RefinedFilter(base=KernelBayesFilter(scales=(0.5,)), steps=1).fit(X[:40], Z[:40])
         summary = filt.summary()
         assert "by gradient after a search" in str(summary.setting("lam"))
-        assert "readout" in summary.details
+        assert "correction" in summary.details
         assert summary.kind == "RefinedFilter"
         filt.save(tmp_path / "refined.ckpt")
         assert RefinedFilter.load(tmp_path / "refined.ckpt").summary().settings == summary.settings

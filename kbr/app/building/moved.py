@@ -1,4 +1,4 @@
-"""Targets of settings that were written before their classes moved."""
+"""Targets and names of settings that were written before these changed."""
 
 from typing import Any
 
@@ -19,6 +19,7 @@ MOVED = {
     "kbr.training.learned_filter.": "kbr.training.filters.learned.",
     "kbr.training.lstm_filter.": "kbr.training.filters.lstm.",
 }
+RENAMED = {"kbr.app.models.refined.RefinedMethod": {"ridge": "correction"}}
 
 
 def with_present_names(config: DictConfig) -> tuple[DictConfig, dict[str, str]]:
@@ -39,4 +40,8 @@ def _renamed(value: Any, changed: dict[str, str]) -> Any:
         if isinstance(target, str) and target.startswith(old):
             renamed["_target_"] = changed[target] = new + target.removeprefix(old)
             break
+    for key, new in RENAMED.get(str(renamed.get("_target_")), {}).items():
+        if key in renamed:
+            renamed[new] = renamed.pop(key)
+            changed[key] = new
     return renamed

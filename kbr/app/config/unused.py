@@ -23,6 +23,7 @@ FILTER_KEYS = (
     "compare_learned",
     "history",
     "velocity",
+    "correction",
 )
 HARDWARE = ("trainer.accelerator", "trainer.devices", "trainer.precision", "trainer.timeout")
 

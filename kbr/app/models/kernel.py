@@ -62,6 +62,7 @@ class KernelMethod:
     velocity: bool | Auto = False
     fusion: Fusion = "auto"
     sensor_kernels: SensorKernels | None = None
+    correction: Positive | Auto | None = "auto"
 
     takes_sensors: ClassVar[bool] = True
     takes_controls: ClassVar[bool] = True
@@ -115,6 +116,7 @@ class KernelMethod:
             velocity=self.velocity,
             fusion=self.fusion,
             sensor_kernels=cast(Any, self.sensor_kernels),
+            correction=self.correction,
         )
 
     def _filtered(

@@ -18,11 +18,10 @@ from kbr.core.io import checkpoint
 
 @dataclass(frozen=True, kw_only=True)
 class RefinedMethod(KernelMethod):
-    """`KernelMethod`, then gradient steps on what it chose and a linear readout."""
+    """`KernelMethod`, with gradient steps on what it chose."""
 
     steps: Steps = 30
     rate: Positive = 0.1
-    ridge: Positive | None = 1.0
 
     takes_controls: ClassVar[bool] = False
     takes_sensors: ClassVar[bool] = False
@@ -39,7 +38,7 @@ class RefinedMethod(KernelMethod):
 
     def _unfitted(self, problem: Sequential) -> Any:
         base = self._filter(problem)
-        return RefinedFilter(base=base, steps=self.steps, rate=self.rate, ridge=self.ridge)
+        return RefinedFilter(base=base, steps=self.steps, rate=self.rate)
 
     def _filtered(self, filt, problem, data, seconds) -> Outcome:  # type: ignore[no-untyped-def]
         outcome = super()._filtered(filt, problem, data, seconds)

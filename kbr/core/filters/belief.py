@@ -153,7 +153,8 @@ class KernelBelief(Belief):
 
     `state` are the embedding's coordinates in the latent features: all the next prediction needs.
     `points` are the training latents in inner coordinates, `moments` sums over them. `recent` are
-    the last inner observations, the newest last, where the filter looks at more than one.
+    the last inner observations, the newest last, where the filter looks at more than one. `shift`
+    is what a correction of means adds to the weights' own mean.
     """
 
     points: Float[Tensor, "*b n dz"] = field(kw_only=True)
@@ -162,24 +163,34 @@ class KernelBelief(Belief):
     moments: Float[Tensor, "*e c"] = field(kw_only=True)
     table: MomentsTable = field(kw_only=True)
     recent: Tensor | None = field(default=None, kw_only=True)
+    shift: Float[Tensor, "*e dz"] | None = field(default=None, kw_only=True)
 
     def inner_moments(self) -> Moments:
-        return self.table.mean_cov(self.moments)
+        mean, cov = self.table.mean_cov(self.moments)
+        return (mean if self.shift is None else mean + self.shift), cov
 
     @property
     def embedding(self) -> Embedding:
         """The belief as a weighted embedding: expectations, samples, densities.
 
-        Its points are the training latents in the units of the data; an angle is there as
-        (cos, sin), of which averages make sense.
+        Its points are the training latents in the units of the data, all moved alike where the mean
+        is corrected; an angle is there as (cos, sin), of which averages make sense.
         """
+        return Embedding(self.answering.units.z.linear(self._moved_points()), self.weights)
+
+    def _moved_points(self) -> Float[Tensor, "*e n dz"]:
+        """The points, in inner coordinates, whose average by the weights is the mean."""
         extra = self.weights.ndim - 1 - (self.points.ndim - 2)
-        points = self.answering.units.z.linear(self.points)
-        shape = (*points.shape[:-2], *(1,) * extra, *points.shape[-2:])
-        return Embedding(points.reshape(shape), self.weights)
+        shape = (*self.points.shape[:-2], *(1,) * extra, *self.points.shape[-2:])
+        points = self.points.reshape(shape)
+        if self.shift is None:
+            return points
+        mass = self.moments[..., :1]
+        mass = torch.where(mass > 0, mass, torch.ones_like(mass))
+        return points + (self.shift / mass).unsqueeze(-2)
 
     def _made_of(self) -> dict[str, Any]:
-        inner = self.points
+        inner = self._moved_points()
         points, _ = self.answering.raw(inner, inner.new_zeros(*inner.shape, inner.shape[-1]))
         return {"points": array(points), "weights": array(self.weights)}
 

@@ -91,7 +91,7 @@ class LearnedFilter(FilterOnFeatures):
             )
         rule = ImportanceWeightedRule(kernel_x=Identity())
         etas = None if self.etas is None else tuple(self.etas)
-        searched = KernelBayesFilter(rule=rule, etas=etas)
+        searched = KernelBayesFilter(rule=rule, etas=etas, correction=None)
         tuned = searched.learned(self._on(psi[0], z), space=self._space, in_order=True)
         choice = tuned.data.choice
         capped = self.scales is None
@@ -137,6 +137,7 @@ class LearnedFilter(FilterOnFeatures):
             eta=self.chosen["eta"],
             lam_transition=self.chosen["lam_transition"],
             scales=(self.chosen["scale"],),
+            correction=None,
         )
         fitted = filt.learned(self._on(self._psi, self._z), in_order=True)
         # The network has seen all but the validation block.

@@ -61,7 +61,7 @@ class PairedFilter(LearnedFilter):
         assert isinstance(x, Tensor)
         self._smoothing = None
         self._regression, told = FrameRegression.fit(x, z, self._lengths)
-        plain = KernelBayesFilter(standardize=False)
+        plain = KernelBayesFilter(standardize=False, correction=None)
         self._second = KernelBayesFilter.of(plain.learned(self._on(told, z), in_order=True))
         first, second = self._both_filters()
         both = first.fitted, second.fitted

@@ -99,7 +99,7 @@ class ReadoutFilter(ReadoutTraining, FilterOnFeatures):
 
     def _kernel_filter(self) -> KernelBayesFilter:
         kinds = {"history": self.history, "velocity": self.velocity, "engine": self.engine}
-        return KernelBayesFilter(standardize=False, **kinds)  # type: ignore[arg-type]
+        return KernelBayesFilter(standardize=False, correction=None, **kinds)  # type: ignore[arg-type]
 
     def finish(self, module: SequenceModule, x: Observations, z: Tensor, *u: Tensor) -> None:
         psi, cut = self.encode(x)[0][0], self.held_out_from(self._lengths)

@@ -10,6 +10,7 @@ from torch import Tensor
 from kbr.core.features import Features, Identity, PivotedCholesky, RandomFourier, fourier_features
 from kbr.core.filters.kernel.engines.large import RECENT, is_large, last_lengths
 from kbr.core.filters.kernel.filter import KernelBayesFilter
+from kbr.core.filters.training_data import training_data
 from kbr.core.io.file_rows import FileRows
 from kbr.core.kernels import Gaussian
 from kbr.core.rules import ImportanceWeightedRule
@@ -73,17 +74,20 @@ class FeatureModule(ClosedFormModule):
         if is_large(len(z)):  # the last steps are all that tuning takes
             x, z, lengths = x[-RECENT:], z[-RECENT:], last_lengths(lengths, RECENT)
         with self.blaming_lr():
-            tuned = self.kernel_filter().tune(*self.sequences(x, z, lengths))
+            tuned = self.kernel_filter().tune(*self.sequences(x, z, lengths), in_order=True)
         self.log_value("val/mse", tuned.val_mse)
 
     def predict(self, x: Float[Tensor, "t ..."], *u: Tensor) -> Float[Tensor, "t dz"]:
         """By the kernel Bayes filter on the features of all training steps, tuned as ever."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        filt = self.kernel_filter().fit(*self.sequences(data.x, data.z, data.lengths))
+        filt, sequences = self.kernel_filter(), self.sequences(data.x, data.z, data.lengths)
+        rows = training_data(*sequences, standardize=filt.standardized)
+        filt = KernelBayesFilter.of(filt.learned(rows, in_order=True))
         return filt.filter(self.encode_all(x).to(device="cpu", dtype=torch.float64)).mean
 
     def kernel_filter(self) -> KernelBayesFilter:
-        return KernelBayesFilter(rule=ImportanceWeightedRule(kernel_x=Identity()), **self.tuning)
+        rule = ImportanceWeightedRule(kernel_x=Identity())
+        return KernelBayesFilter(rule=rule, correction=None, **self.tuning)
 
     def sequences(
         self, x: Tensor | FileRows, z: Tensor, lengths: list[int]

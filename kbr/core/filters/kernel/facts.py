@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kbr.core.features import Features
 from kbr.core.filters.kernel.choosing.search import ETA_BOUNDS, Bounds, Choice, Edge
+from kbr.core.filters.kernel.correcting.learning import why_not
 from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
 from kbr.core.filters.kernel.engine import Compressed, LowRank, Update
 from kbr.core.filters.kernel.engines.local import Local
@@ -143,6 +144,13 @@ def _details(fitted: Fitted) -> dict[str, str]:
         found["added later"] = f"{fitted.n - data.basis:,} steps (partial_fit)"
     if data.history > 1:
         found["history"] = f"{data.history} observations at a time"
+    if data.correction is not None:
+        count, used = batch, (data.correction.coefficients != 0).flatten(-2).any(-1)
+        helped = "" if bool(used.all()) else f", in {int(used.sum())} of {count}"
+        none = "none: it does not help at held-out steps"
+        found["correction"] = f"linear, of means{helped}" if bool(used.any()) else none
+    elif fitted.settings.correcting is not None and (reason := why_not(fitted)):
+        found["correction"] = f"of means: none {reason}"
     if data.rates:
         found["velocity"] = "differences of z beside z"
     if data.sensors is not None:

@@ -17,6 +17,7 @@ from kbr.core.filters.kernel.choosing.held_out import measured, smoothing_measur
 from kbr.core.filters.kernel.choosing.search import Choice, Progress, Space
 from kbr.core.filters.kernel.choosing.tuning import choose
 from kbr.core.filters.kernel.choosing.validation import VALIDATION_STEPS, validation_block
+from kbr.core.filters.kernel.correcting.learning import with_correction
 from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
 from kbr.core.filters.kernel.engines.compression import compressed, with_cost
 from kbr.core.filters.kernel.engines.large import is_large, tuning_part
@@ -46,11 +47,12 @@ class KernelBayesFilter(FileFilter):
     """Filtering by kernel Bayes' rule, learned from sequences of pairs (x_t, z_t).
 
     What is None is chosen from the training data alone: eta by KuLSIF's leave-one-out, bandwidths
-    and lam by the filter's error on the end of the training sequence. `scales` (of bandwidths, in
-    medians), `etas` and `lams` that are given are the only ones tried. `rule` is the update; with
+    and lam by the filter's error on parts of the training sequence. `scales` (of bandwidths, in
+    medians), `etas` and `lams` that are given are the only ones tried. Means are corrected by a
+    linear regression: see `MeanCorrection`. `rule` is the update; with
     `ImportanceWeightedRule(normalize=False)` and `widths=(1,)` this is the paper's algorithm to the
-    letter, without normalised weights and without recovery from outliers. `settings.Settings` lists
-    all that can be set.
+    letter, without normalised weights, correction, and recovery from outliers. `settings.Settings`
+    lists all that can be set.
 
     Columns of x and z are standardised inside, unless `standardize` is False. None leaves alone
     what a kernel with a bandwidth of its own, or a feature map, is to see in its own units.
@@ -125,7 +127,7 @@ class KernelBayesFilter(FileFilter):
         return best(options, [float(error.sum()) for error in errors], steps)
 
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
-        self._fitted = measured(self.learned(data, progress=progress))
+        self._fitted = measured(*with_correction(self.learned(data, progress=progress)))
 
     def learned(
         self,
@@ -138,21 +140,26 @@ class KernelBayesFilter(FileFilter):
         """What is fitted to these data, covariances not measured yet.
 
         In another search `space`, and with other `options` of `choose`, for callers that want that.
-        Of many sequences, some from all over are held out; those at the end with `in_order`, where
-        x are features that were learned without these.
+        Of many sequences, some from all over are held out; those at the end, or the last block
+        alone, with `in_order`, where x are features that were learned without these.
         """
         if not in_order and data.z.shape[-2] > MEDIUM and held_sequences(data.lengths):
             order, lengths = held_last(data.lengths)
             rows = torch.tensor(order, device=data.z.device)
             x, z = (part.index_select(-2, rows) for part in (data.x, data.z))
             data = replace(data, x=x, z=z, lengths=lengths)
-        choice = self._choose(data, scored=space is not None, space=space, **options)
+        choice = self._choose(
+            data, scored=space is not None, space=space, in_order=in_order, **options
+        )
         return Fitted.build(self.settings, FittedData(**vars(data), choice=choice))
 
-    def tune(self, x: Any, z: Any, **about: Any) -> Choice:
-        """What `fit` would choose, besides the ridges eta and lam', and its error; no fit."""
+    def tune(self, x: Any, z: Any, *, in_order: bool = False, **about: Any) -> Choice:
+        """What `fit` would choose, besides the ridges eta and lam', and its error; no fit.
+
+        By the last block alone with `in_order`, where x are features that were learned without it.
+        """
         data = self._lifted(training_data(x, z, standardize=self.standardized, **about))
-        return self._choose(data, scored=True)
+        return self._choose(data, scored=True, in_order=in_order)
 
     def _choose(self, data: TrainingData, **options: Any) -> Choice:
         check_named(data.sensors, self.sensor_kernels or ())
@@ -226,7 +233,8 @@ class KernelBayesFilter(FileFilter):
         if belief.table is not operators.readout:  # of another filter, it seems
             check_belief(belief, operators)
         recent, x = fitted.window(belief.recent, x)
-        row, seen, familiar = x.reshape(fitted.row), None, None
+        row = flat = x.reshape(fitted.row)
+        seen, familiar = None, None
         if not (isinstance(fitted.reach, Reach) and fitted.reach.is_near(row)):
             row, seen, familiar = fitted.known(row)
         if operators.controls:
@@ -242,7 +250,19 @@ class KernelBayesFilter(FileFilter):
         after = operators.step(now, query, fitted.lam, seen, familiar)
         evidence = after.evidence.squeeze(-1)
         since = next_horizon(belief.since, evidence)
-        return self._belief(after, since, belief.steps + 1, belief.stretch, recent)
+        made = self._belief(after, since, belief.steps + 1, belief.stretch, recent)
+        return made if fitted.data.correction is None else self._shifted(made, now, flat)
+
+    def _shifted(self, belief: KernelBelief, before: Step, row: Tensor) -> KernelBelief:
+        """The belief with its mean corrected, by the step before it and the observation."""
+        fitted, mean = self.fitted, self.operators.readout.mean
+        assert fitted.data.correction is not None
+        moments = before.moments if before.first else fitted.ahead(before.state)[0]
+        now = mean(belief.moments.unsqueeze(-2))
+        shift = fitted.data.correction.shift(
+            now, mean(moments), row, belief.evidence.unsqueeze(-1)
+        ).squeeze(-2)
+        return replace(belief, shift=shift)
 
     def _ahead(self, belief: KernelBelief, steps: int, *u: Tensor) -> KernelBelief:
         check_belief(belief, self.operators)

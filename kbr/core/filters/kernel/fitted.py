@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from kbr.core.filters.kernel.choosing.validation import (
     data_outside,
     validation_start,
 )
+from kbr.core.filters.kernel.correcting.correction import moved
 from kbr.core.filters.kernel.dynamics.known_transition import TransitionRatio
 from kbr.core.filters.kernel.dynamics.lift import lift_tolerance
 from kbr.core.filters.kernel.engine import LowRank
@@ -25,7 +27,7 @@ from kbr.core.filters.kernel.engines.large import is_large, large_operators, tun
 from kbr.core.filters.kernel.engines.sensors import SensorReach
 from kbr.core.filters.kernel.growing.growing import grown
 from kbr.core.filters.kernel.novelty import Reach, reach_of
-from kbr.core.filters.kernel.run import run_filter, run_smoother
+from kbr.core.filters.kernel.run import Ahead, run_filter, run_smoother
 from kbr.core.filters.kernel.settings import Settings
 from kbr.core.filters.kernel.step import Operators
 from kbr.core.filters.kernel.storing.storage import FittedData
@@ -108,6 +110,10 @@ class Fitted:
     def n(self) -> int:
         return self.data.z.shape[-2]
 
+    @cached_property
+    def ahead(self) -> Ahead:
+        return Ahead.of(self.operators)
+
     def changed(self, **parts: Any) -> "Fitted":
         """With other parts of the data that do not touch the operators."""
         return replace(self, data=replace(self.data, **parts))
@@ -141,13 +147,17 @@ class Fitted:
         """Inner beliefs at observations x [*b *s T ...], with the controls u [*b *s T du]."""
         query, *flags, sequences = self._sequences(x, u)
         lam = self.lam.expand(query.shape[:-2])
-        return _reshaped(run_filter(self.operators, query, lam, *flags), sequences)
+        result = run_filter(self.operators, query, lam, *flags)
+        mean = moved(self.data.correction, self.operators, result, x)
+        return _reshaped(replace(result, mean=mean), sequences)
 
     def smoothed(self, x: Tensor, u: Tensor | None = None) -> KernelFilterResult:
         """Inner beliefs given the whole of every sequence."""
         query, *flags, sequences = self._sequences(x, u)
         lam, backward = self.lam.expand(query.shape[:-2]), self.data.choice.lam_transition
-        return _reshaped(run_smoother(self.operators, query, lam, backward, *flags), sequences)
+        past, result = run_smoother(self.operators, query, lam, backward, *flags)
+        mean = moved(self.data.correction, self.operators, past, x, result)
+        return _reshaped(replace(result, mean=mean), sequences)
 
     def _sequences(
         self, x: Tensor, u: Tensor | None

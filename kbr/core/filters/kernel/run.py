@@ -1,6 +1,7 @@
 """Running a filter over whole sequences, and back again for smoothing."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -78,23 +79,40 @@ def _is_plain(operators: Operators, query: Queries, lam: Ridge) -> bool:
     return ours and not (query.requires_grad or lam.requires_grad)
 
 
-def run_forecast(
-    operators: Operators, states: State, steps: int, query: Query
-) -> Iterator[Float[Tensor, "*b s c"]]:
-    """Moments 1 .. `steps` ahead of beliefs with these coordinates, without sums over points.
+@dataclass(frozen=True, eq=False)
+class Ahead:
+    """Predictions one step ahead as their moments and coordinates, without sums over points."""
 
-    They are the beliefs at all steps of one sequence, whose `query` holds the controls that follow;
-    what would follow the last step is made up.
-    """
-    table, start = operators.forecast_table(), operators.start(1)
-    _, controls = split(query, operators.controls)
-    for h in range(1, steps + 1):
-        u = None if controls is None else controls.roll(-h, -2)
-        moments, states = operators.lifted(states, u) @ table, operators.advance(states, u)
+    operators: Operators
+    table: Float[Tensor, "*b p c"]
+    start: Step
+
+    @classmethod
+    def of(cls, operators: Operators) -> "Ahead":
+        return cls(operators, operators.forecast_table(), operators.start(1))
+
+    def __call__(self, states: State, u: Tensor | None = None) -> tuple[Tensor, State]:
+        """From beliefs with these coordinates; the start where the total weight is not positive."""
+        operators, start = self.operators, self.start
+        moments, states = operators.lifted(states, u) @ self.table, operators.advance(states, u)
         if operators.rule.normalize:
             total = moments[..., 0]
             moments = normalized(moments, total, total > 0, start.moments)
             states = normalized(states, total, total > 0, start.state)
+        return moments, states
+
+
+def run_forecast(
+    operators: Operators, states: State, steps: int, query: Query
+) -> Iterator[Float[Tensor, "*b s c"]]:
+    """Moments 1 .. `steps` ahead of beliefs with these coordinates.
+
+    They are the beliefs at all steps of one sequence, whose `query` holds the controls that follow;
+    what would follow the last step is made up.
+    """
+    ahead, controls = Ahead.of(operators), split(query, operators.controls)[1]
+    for h in range(1, steps + 1):
+        moments, states = ahead(states, None if controls is None else controls.roll(-h, -2))
         yield moments
 
 
@@ -104,8 +122,8 @@ def run_smoother(
     lam: Ridge,
     lam_transition: Float[Tensor, "*b"],
     *flags: FlagsInTime,
-) -> KernelFilterResult:
-    """Beliefs given the whole sequence: a filter forwards, one backwards, and one update of both.
+) -> tuple[KernelFilterResult, KernelFilterResult]:
+    """Beliefs given the past, and those given the whole sequence, by an update of both filters.
 
     Math: p(z_t | all x but x_t) / p(z_t) = r_t s_t up to a constant, r_t the ratio predicted from
           the past, s_t the one predicted from the future by the reversed transition; the rule with
@@ -123,7 +141,7 @@ def run_smoother(
         now = operators.posterior(r, query[..., t, :], lam, *(flag[..., t] for flag in flags))
         weights = normalized(*now, r / operators.n)
         steps.append(_summary(operators.belief(weights, evidence=past.evidence[..., t])))
-    return _result(operators, steps)
+    return past, _result(operators, steps)
 
 
 def _summary(step: Step) -> Summary:

@@ -19,6 +19,7 @@ from kbr.core.units.sensors import FUSIONS
 
 WIDTHS = (2.0,)  # bandwidth of x over that of z, in medians: 1 in the paper, 2 filters better
 AUTO, HISTORIES = "auto", (1, 2, 4)
+CORRECTION = 1.0  # in steps: columns of the regression are scaled to a mean square of one
 BELOW, ABOVE = 1e-5, 1e3  # how far lam is searched beyond the rule's usual values, as factors
 
 
@@ -31,7 +32,9 @@ class Settings:
                pays. By the error on the end of the training sequence, both: see `lifting.best`;
     fusion     of sensors that a row has: "product", together; "sequence", one after the other, as
                if independent given z; "auto": by the same error;
-    sensor_kernels   by the names of sensors, in the place of the rule's kernel_x.
+    sensor_kernels   by the names of sensors, in the place of the rule's kernel_x;
+    correction ridge of the linear correction of means, in training steps: see `MeanCorrection`;
+               "auto": 1 with a rule that normalises its weights, where one can be learned.
     """
 
     rule: Rule = field(default_factory=ImportanceWeightedRule)
@@ -47,6 +50,7 @@ class Settings:
     velocity: bool | str = False
     fusion: str = AUTO
     sensor_kernels: Mapping[str, Kernel] | None = None
+    correction: float | str | None = AUTO
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule.ratio, KuLSIF | TransitionRatio | FilterRatio):
@@ -74,6 +78,8 @@ class Settings:
         if self.velocity and isinstance(self.rule.ratio, TransitionRatio):
             raise KbrError("TransitionRatio knows the dynamics of z itself: leave out velocity.")
         self._check_sensor_kernels()
+        if self.correction is not None and self.correction != AUTO:
+            check_positive(self.correction, name="correction")
         for name in ("eta", "lam_transition"):
             if getattr(self, name) is not None:
                 check_positive(getattr(self, name), name=name)
@@ -112,6 +118,13 @@ class Settings:
         histories = HISTORIES if self.history == AUTO else (int(self.history),)
         velocities = (False, True) if self.velocity == AUTO else (bool(self.velocity),)
         return [(history, velocity) for history in histories for velocity in velocities]
+
+    @property
+    def correcting(self) -> float | None:
+        """The ridge of the correction of means; None: they stay as the rule gives them."""
+        if self.correction == AUTO:
+            return CORRECTION if self.rule.normalize else None
+        return None if self.correction is None else float(self.correction)
 
     @property
     def given_eta(self) -> float | None:

@@ -1,4 +1,4 @@
-"""The kernel Bayes filter refined: values by gradient, means corrected."""
+"""The kernel Bayes filter with its bandwidths and ridges refined by gradient."""
 
 from kbr.core.filters.refined.filter import RefinedFilter
 

@@ -148,7 +148,7 @@ def descend(fitted: Fitted, *, steps: int = 30, rate: float = 0.1, patience: int
 
 def make_problem(fitted: Fitted, *, rank: int = RANK) -> Problem:
     """What `descend` starts from: the values of a fitted filter, landmarks chosen with them."""
-    data, rule = fitted.data, fitted.settings.rule
+    data, rule = replace(fitted.data, correction=None), fitted.settings.rule
     if is_large(fitted.n) or data.landmarks is not None:
         raise KbrError(
             f"refining unrolls the filter over all of its training pairs, here {fitted.n:,}; it "

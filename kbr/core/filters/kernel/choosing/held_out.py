@@ -20,6 +20,8 @@ from kbr.core.filters.kernel.choosing.validation import (
     leave_out,
     validation_block,
 )
+from kbr.core.filters.kernel.correcting.correction import MeanCorrection, moved
+from kbr.core.filters.kernel.correcting.learning import Early, correction_without
 from kbr.core.filters.kernel.engines.large import is_large
 from kbr.core.filters.kernel.engines.local import Local
 from kbr.core.filters.kernel.engines.sensors import SensorOperators
@@ -60,21 +62,18 @@ STARTS = 50  # times in a block, or in a few pieces together, at which a filter 
 Each = Float[Tensor, "*b"]
 Rows = dict[float, list[HeldOut]]  # inner moments and truths of each horizon
 Measured = tuple[Rows, Tensor | None]  # of a block, and the latents that are known there
-Correction = Callable[[Operators, KernelFilterResult, Tensor], Tensor]  # of means, given x
 
 
-def measured(
-    fitted: Fitted, *, first_too: bool = True, correct: Callable[[range], Correction] | None = None
-) -> Fitted:
+def measured(fitted: Fitted, early: Early | None = None, *, first_too: bool = True) -> Fitted:
     """The filter with its covariances measured on steps that operators of the others filter.
 
     Settings were chosen for the validation block, so its errors are a little too small: the first
-    block of the data is taken too, unless observations are features that have seen it. `correct`
-    gives what corrects the means of a block. Of very many training points a block is so small a
-    part that the filter itself stands for the one without it. Steps that were added after the fit
-    are not among those held out.
+    block of the data is taken too, unless observations are features that have seen it. Of very
+    many training points a block is so small a part that the filter itself stands for the one
+    without it. Steps that were added after the fit are not among those held out.
+    `early` are corrections without a block that are known already.
     """
-    rows = held_out_rows(fitted, first_too=first_too, correct=correct)
+    rows = held_out_rows(fitted, early, first_too=first_too)
     if not rows:
         return fitted
     return fitted.changed(calibration=calibrated(fitted.founding, rows), known=not first_too)
@@ -82,9 +81,9 @@ def measured(
 
 def held_out_rows(
     fitted: Fitted,
+    early: Early | None = None,
     *,
     first_too: bool = True,
-    correct: Callable[[range], Correction] | None = None,
     parts: int | None = None,
 ) -> list[Measured]:
     """Filtered beliefs at the steps of each block that `measured` measures on.
@@ -93,7 +92,7 @@ def held_out_rows(
     """
     rows, first, lam = [], fitted.founding, fitted.data.choice.lam
     for block, operators, pieces in _held_out(first, first_too=first_too):
-        mend = None if correct is None else correct(block)
+        mend = correction_without(first, block, early)
         found = filter_rows(operators, lam, pieces, mend, fitted.data.history, parts)
         rows.append((found, _places(first, block)))
     return rows
@@ -121,6 +120,7 @@ def smoothed_rows(fitted: Fitted, *, most: int | None = None) -> list[Measured]:
                 choice.lam_transition,
                 choice.lam,
                 pieces,
+                correction_without(first, block),
                 history=fitted.data.history,
                 gaps=GAPS[k::BLOCKS] if local and both else GAPS,
                 most=most,
@@ -183,7 +183,7 @@ def filter_rows(
     operators: Operators,
     lam: Each,
     pieces: Sequence[Piece],
-    correct: Correction | None = None,
+    correction: MeanCorrection | None = None,
     history: int = 1,
     parts: int | None = None,
 ) -> Rows:
@@ -201,9 +201,6 @@ def filter_rows(
         if truth.shape[-2]:
             rows.setdefault(float(horizon), []).append((mean, cov, truth))
 
-    def means(result: KernelFilterResult, x: Tensor) -> Tensor:
-        return result.mean if correct is None else correct(operators, result, x)
-
     if parts is None:
         parts = BLOCKS if isinstance(operators.update, Local) else 1
     starts = max(STARTS // max(len(pieces), parts), 5)
@@ -211,7 +208,7 @@ def filter_rows(
         x, truth, lead = piece.x, piece.z, piece.lead
         query, steps = operators.observe(x), truth.shape[-2]
         result = _run(operators, query.unsqueeze(-3), lam)
-        mean = means(result, x.unsqueeze(-3))
+        mean = moved(correction, operators, result, x.unsqueeze(-3))
         mean, cov = mean.squeeze(-3), result.cov.squeeze(-4)
         awake, seen = max(lead, WAKING), None
         if isinstance(operators, SensorOperators):  # without any, a step is not of this horizon
@@ -230,7 +227,7 @@ def filter_rows(
             exact = _starts(truth, starts)
             query = _starts(query, starts) if history == 1 else _observed(operators, begun)
             result = _run(operators, query, lam)
-            mean = means(result, begun)
+            mean = moved(correction, operators, result, begun)
             for k in range(WAKING):
                 add(k - WAKING, mean[..., k, :], result.cov[..., k, :, :], exact[..., k, :])
     return rows
@@ -320,6 +317,7 @@ def smoother_rows(
     lam_transition: Each,
     lam: Each,
     pieces: Sequence[Piece],
+    correction: MeanCorrection | None = None,
     *,
     history: int = 1,
     gaps: Sequence[int] = GAPS,
@@ -347,8 +345,10 @@ def smoother_rows(
             begun = _again(masked, history, operators.controls)
             query = _observed(operators, begun.nan_to_num(0.0))
         lams = lam.unsqueeze(-1).expand(several[:-1])
-        result = run_smoother(operators, query, lams, lam_transition, seen.expand(several))
-        mean, cov = result.mean.flatten(-3, -2), result.cov.flatten(-4, -3)
+        past, result = run_smoother(operators, query, lams, lam_transition, seen.expand(several))
+        flat = x.unsqueeze(-3).expand(*several, x.shape[-1])
+        mean = moved(correction, operators, past, flat, result).flatten(-3, -2)
+        cov = result.cov.flatten(-4, -3)
         exact = truth.unsqueeze(-3).expand(*several, truth.shape[-1]).flatten(-3, -2)
         where = torch.bucketize(bridges_of(seen), middles.to(seen.device)).flatten()
         for row in sorted(set(where.tolist())):

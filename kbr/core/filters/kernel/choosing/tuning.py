@@ -2,10 +2,12 @@
 
 For every bandwidth scale, eta is chosen by leave-one-out and a few lams are filtered as one batch.
 Ref: Xu et al. 2022, section 5.2 (the last 200 steps of the training sequence as validation set).
+Where rows are few, two more blocks have a say: one alone is noisy.
 """
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +30,9 @@ from kbr.core.filters.kernel.choosing.search import (
     search_sensors,
 )
 from kbr.core.filters.kernel.choosing.validation import (
+    blocks_over,
     cell_errors,
     errors_on,
-    even_blocks,
     held_out_block,
     validation_block,
 )
@@ -48,19 +50,20 @@ def choose(
     builder: Builder,
     data: Sequences,
     *,
-    folds: int = 1,
+    in_order: bool = False,
     space: Space | None = None,
     progress: Progress | None = None,
     scored: bool = False,
 ) -> Choice:
     """Bandwidths and lam by the error on held-out blocks; eta is set by the final fit.
 
-    One block, the end of the sequence, or the whole of it in so many `folds`. Where the settings
-    leave no choice nothing is tried, unless the error is wanted (`scored`).
+    Blocks are those of `blocks_over`; the last alone with `in_order`, and with rules to the letter,
+    as in the paper. The error that is told is that of the last, the validation block. Where the
+    settings leave no choice nothing is tried, unless the error is wanted (`scored`).
     """
     z, widths = data.z, builder.settings.tried_widths
     batch, coordinates = z.shape[:-2], data.observed.shape[-1]
-    if space is None and folds == 1 and _climbs(builder, data):
+    if space is None and _climbs(builder, data):
         return _climbed(builder, data, progress)
     space = builder.settings.space(coordinates, builder.least_lam) if space is None else space
     none = z.new_full(batch, torch.nan)
@@ -71,8 +74,8 @@ def choose(
         width, error = torch.full_like(none, widths[0]), none
         edges: tuple[Edge, ...] = ()
     else:
-        last = validation_block(z.shape[-2])
-        blocks = [last] if folds == 1 else even_blocks(last.stop, folds)
+        n, last_alone = z.shape[-2], in_order or not builder.rule.normalize
+        blocks = [validation_block(n)] if last_alone else blocks_over(n)
         row_of = errors_on(builder, data, blocks)
         best = search(row_of, space, z.new_zeros(batch.numel()), progress)
         if not bool(best.error.isfinite().all()):
@@ -81,7 +84,10 @@ def choose(
             scale_u = search_controls(row_of, best).reshape(batch)
         if data.sensors is not None:
             sensors = _sensors(builder, data.sensors, row_of, best, scale_u)
-        parts = (best.scale, z.new_tensor(widths)[best.width], best.lam, best.error)
+        error = best.error
+        if len(blocks) > 1:
+            error = _error_there(errors_on(builder, data, blocks[-1:]), best, scale_u, sensors)
+        parts = (best.scale, z.new_tensor(widths)[best.width], best.lam, error)
         scale, width, lam, error = (part.reshape(batch) for part in parts)
         edges = edges_of("scale", scale, space.scales, space.scale_bounds)
         edges += edges_of("lam", lam, space.lams, space.lam_bounds)
@@ -97,6 +103,17 @@ def choose(
         scale_u=scale_u,
         sensors=sensors,
     )
+
+
+def _error_there(
+    row_of: RowOf, best: Best, scale_u: Tensor | None, sensors: Sensors | None
+) -> Tensor:
+    """The error of what was chosen, on these blocks alone."""
+    everyone = torch.arange(len(best.error), device=best.error.device)
+    moves: Any = 1.0 if scale_u is None else scale_u.reshape(-1)
+    about = () if sensors is None else (sensors,)
+    errors = row_of(everyone, best.scale, moves, *about)(best.lam.unsqueeze(-1)).squeeze(-1)
+    return errors.gather(-1, best.width.unsqueeze(-1)).squeeze(-1)
 
 
 def _sensors(

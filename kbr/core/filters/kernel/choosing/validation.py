@@ -41,6 +41,7 @@ USED = 0.98  # share of the observations that must be evidence
 TUNED_STEPS = 720  # of whole sequences, in few and long pieces: a track is lost late
 MINIMUM_STEPS = 6
 FOLDS = 3
+LEAST_ERROR = 1e-300  # of a block that is told exactly
 
 
 def validation_start(n: int) -> int:
@@ -73,6 +74,19 @@ def even_blocks(n: int, count: int = FOLDS) -> list[range]:
     return [range(k * n // count, (k + 1) * n // count) for k in range(count)]
 
 
+def blocks_over(n: int) -> list[range]:
+    """What settings are chosen on: three blocks as long as the validation block, which is the last.
+
+    On one alone, choices from few rows follow its noise. Of more rows than three blocks the last
+    one serves: more of them were not worth their time.
+    """
+    last = validation_block(n)
+    if n > FOLDS * VALIDATION_STEPS:
+        return [last]
+    starts = (round(k * last.start / (FOLDS - 1)) for k in range(FOLDS - 1))
+    return [*(range(start, start + len(last)) for start in starts), last]
+
+
 def split_lengths(lengths: Sequence[int], cut: int) -> tuple[list[int], list[tuple[int, int]]]:
     """Sequence lengths before row `cut`, and the (start, stop) rows of the pieces after it."""
     block = range(cut, sum(lengths))
@@ -103,13 +117,15 @@ def squared_errors(
 
 
 def errors_on(builder: Builder, data: Sequences, blocks: Sequence[range]) -> RowOf:
-    """Mean squared errors over all steps of the blocks, each filtered by operators of the rest."""
+    """Mean squared errors of blocks, each filtered by operators of the rest: their geometric mean.
+
+    So each block has a say, also beside one in which all settings err more.
+    """
     if data.sensors is not None:
         return _errors_of_one(builder, data, blocks)
     x, z = (rows.reshape(-1, *rows.shape[-2:]) for rows in (data.x, data.z))
     whole = replace(data.outside(range(0)), x=x, z=z)
     builders = [builder.measured(whole.outside(block)) for block in blocks]
-    steps = sum(len(block) for block in blocks)
 
     def row_of(members: Int[Tensor, "m"], scale: Scale, scale_u: Scale = 1.0) -> Row:
         every = len(members) == len(x)  # then no copy
@@ -119,16 +135,23 @@ def errors_on(builder: Builder, data: Sequences, blocks: Sequence[range]) -> Row
             rest, held_out = some.outside(block), some.inside(block)
             own = replace(measured.of_members(members), scale_u=scale_u)
             rows.append(block_errors(own, rest, held_out, scale))
-        return lambda lam: torch.stack([row(lam) for row in rows]).sum(0) / steps
+        return lambda lam: _mean_of_blocks([row(lam) for row in rows], blocks)
 
     return row_of
+
+
+def _mean_of_blocks(
+    errors: Sequence[Float[Tensor, "*b w l"]], blocks: Sequence[range]
+) -> Float[Tensor, "*b w l"]:
+    """The geometric mean of mean squared errors, from the sums of each block."""
+    each = torch.stack([total / len(block) for total, block in zip(errors, blocks, strict=True)])
+    return each[0] if len(blocks) == 1 else each.clamp_min(LEAST_ERROR).log().mean(0).exp()
 
 
 def _errors_of_one(builder: Builder, data: Sequences, blocks: Sequence[range]) -> RowOf:
     """The same for one data set, whose sensors may be tried in other forms."""
     parts = [(data.outside(block), data.inside(block)) for block in blocks]
     builders = [builder.measured(rest) for rest, _ in parts]
-    steps = sum(len(block) for block in blocks)
 
     def row_of(
         members: Tensor, scale: Scale, scale_u: Scale = 1.0, sensors: Sensors | None = None
@@ -138,7 +161,7 @@ def _errors_of_one(builder: Builder, data: Sequences, blocks: Sequence[range]) -
         for measured, (rest, held_out) in zip(builders, parts, strict=True):
             own = replace(measured, scale_u=moves, sensors=sensors or measured.sensors)
             rows.append(block_errors(own, rest, held_out, one))
-        return lambda lam: torch.stack([row(lam[0]) for row in rows]).sum(0).unsqueeze(0) / steps
+        return lambda lam: _mean_of_blocks([row(lam[0]) for row in rows], blocks).unsqueeze(0)
 
     return row_of
 

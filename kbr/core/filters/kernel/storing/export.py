@@ -30,7 +30,7 @@ class ExportedStep(nn.Module):
         super().__init__()
         self.operators, self.reach = fitted.operators, fitted.reach
         self.answering, self.units = fitted.answering, fitted.units
-        self.lam = fitted.lam.reshape(1)
+        self.lam, self.correction = fitted.lam.reshape(1), fitted.data.correction
         self.start = fitted.operators.start(1)
 
     @property
@@ -53,7 +53,11 @@ class ExportedStep(nn.Module):
         query = operators.update.observe(flat)
         after = operators.step(prior, query, self.lam, seen, self.reach(flat))
         since = next_horizon(packed[:, -1], after.evidence).clamp_max(LONGEST)
-        mean, raw = self.answering.raw(*operators.readout.mean_cov(after.moments))
+        inner, inner_cov = operators.readout.mean_cov(after.moments)
+        if self.correction is not None:
+            before = operators.readout.mean(moments)
+            inner = inner + self.correction.shift(inner, before, flat, after.evidence)
+        mean, raw = self.answering.raw(inner, inner_cov)
         cov = self.answering.calibrated(mean, raw, since, None)
         ahead = operators.predict(after.state)
         one = torch.ones_like(never)

@@ -109,6 +109,7 @@ class SavedFilter(Settings, TrainableFilter):
         if "standardize" not in settings:  # a file from before filters standardised by themselves
             settings = {**settings, "standardize": False}
         before = {"history": 1, "velocity": False, "fusion": AUTO, "sensor_kernels": None}
+        before["correction"] = None
         settings = before | settings  # what files had not yet
         if set(settings) != set(SETTINGS):
             raise KbrError(f"a filter has the settings {SETTINGS}; the file has {list(settings)}.")

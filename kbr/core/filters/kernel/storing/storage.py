@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.choosing.search import CHOICES, Choice, Edge
+from kbr.core.filters.kernel.correcting.correction import MeanCorrection
 from kbr.core.filters.kernel.engines.landmarks import Landmarks
 from kbr.core.filters.sequences import Sequences, lengths_outside, outside
 from kbr.core.uncertainty.calibration import Calibration
@@ -55,6 +56,7 @@ class FittedData(Sequences):
     units: Units | None = None  # None: numbers as they are
     basis: int | None = None  # features are made from so many rows, the first; None: from all
     known: bool = False  # whether x were learned from all rows but the held-out block
+    correction: MeanCorrection | None = None  # of filtered means
 
     @property
     def founding(self) -> "FittedData":
@@ -69,7 +71,7 @@ class FittedData(Sequences):
     def to(self, device: str | torch.device) -> "FittedData":
 
         def moved(value: Any) -> Any:
-            if isinstance(value, Choice | Landmarks):
+            if isinstance(value, Choice | Landmarks | MeanCorrection):
                 return replace(value, **{k: moved(part) for k, part in vars(value).items()})
             return value.to(device) if hasattr(value, "to") else value
 
@@ -109,6 +111,7 @@ def pack(data: FittedData) -> dict[str, Any]:
         "units": data.units and data.units.record(),
         "basis": data.basis,
         "known": data.known or None,
+        "correction": data.correction and dict(vars(data.correction)),
     }
     return content | {name: value for name, value in optional.items() if value is not None}
 
@@ -174,6 +177,7 @@ def unpack(content: object) -> FittedData:
             sensors=sensors,
             basis=basis,
             known=content.get("known") is True,
+            correction=_correction(content.get("correction"), z, x.shape[-1] - controls),
         )
     except KbrError:
         raise
@@ -203,6 +207,9 @@ def member(content: dict[str, Any], trial: int) -> dict[str, Any]:
         parts["reach"] = content["reach"][trial]
     if content.get("units") is not None:
         parts["units"] = Units.from_record(content["units"]).member(trial).record()
+    if content.get("correction") is not None:
+        one = content["correction"]["coefficients"][trial]
+        parts["correction"] = {**content["correction"], "coefficients": one}
     return {**content, **parts}
 
 
@@ -232,6 +239,16 @@ def calibration_from(stored: Any, z: Tensor) -> Calibration | None:
     assert doubling.shape == lead
     assert bool((doubling > 0).all())
     return Calibration(horizons, counts, **tensors, growth=Growth(places, doubling))
+
+
+def _correction(stored: Any, z: Tensor, columns: int) -> MeanCorrection | None:
+    if stored is None:
+        return None
+    coefficients, uses_x = _numbers(stored["coefficients"]), stored["uses_x"]
+    rows = 2 * z.shape[-1] + (columns if uses_x is True else 0) + 1
+    assert type(uses_x) is bool
+    assert coefficients.shape == (*z.shape[:-2], rows, z.shape[-1])
+    return MeanCorrection(coefficients.to(z), uses_x)
 
 
 def _numbers(value: object, *, finite: bool = True) -> Tensor:

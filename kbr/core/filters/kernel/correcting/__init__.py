@@ -1,0 +1,1 @@
+"""The linear correction of means: its form, and how it is learned."""
