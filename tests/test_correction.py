@@ -11,6 +11,7 @@ from kbr.core.filters.kernel.choosing.validation import validation_block
 from kbr.core.filters.kernel.correcting.correction import predicted_means
 from kbr.core.filters.kernel.correcting.learning import correction_without, learn_correction
 from kbr.core.filters.kernel.storing.export import ExportedStep
+from kbr.core.filters.kernel.storing.storage import APART
 from kbr.core.rules import ImportanceWeightedRule, OriginalRule
 
 SMALL = {"scales": (0.7, 1.4), "lams": (1e-3, 1e-2)}
@@ -173,3 +174,19 @@ def test_a_correction_without_the_validation_block_is_learned_once(data, alone):
     _, early = learn_correction(fitted, ridge=1.0)
     again = correction_without(fitted, block)
     torch.testing.assert_close(early[block].coefficients, again.coefficients)
+
+
+def test_long_data_sets_are_taken_one_by_one_and_answer_as_alone():
+    """Above APART steps: choices, corrections and error bars are those of each by itself."""
+    made = [Rotation().generate(n_train=APART + 20, n_test=30, seed=seed) for seed in (60, 61)]
+    names = ("x_train", "z_train", "x_test")
+    x, z, x_test = (torch.stack([getattr(one, name) for one in made]) for name in names)
+    both = KernelBayesFilter(**SMALL).fit(x.unsqueeze(0), z.unsqueeze(0))
+    assert len(both.fitted.data.apart) == 2
+    alone = KernelBayesFilter(**SMALL).fit(x[1], z[1])
+    for name in ("scale_z", "lam"):
+        assert float(getattr(both.choice, name)[0, 1]) == float(getattr(alone.choice, name))
+    together, one = both.filter(x_test.unsqueeze(0)), alone.filter(x_test[1])
+    torch.testing.assert_close(together.mean[0, 1], one.mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(together.cov[0, 1], one.cov, rtol=1e-3, atol=1e-5)
+    assert both.calibration.counts == alone.calibration.counts

@@ -6,7 +6,8 @@ in a gap of observations, and at some of its steps a filter is started anew, as 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,7 +29,7 @@ from kbr.core.filters.kernel.engines.sensors import SensorOperators
 from kbr.core.filters.kernel.fitted import Fitted
 from kbr.core.filters.kernel.run import Queries, run_filter, run_forecast, run_smoother
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.storing.storage import FittedData
+from kbr.core.filters.kernel.storing.storage import FittedData, together
 from kbr.core.filters.lifting import windows
 from kbr.core.filters.sequences import (
     LEAD,
@@ -91,11 +92,43 @@ def held_out_rows(
     `parts` as in `filter_rows`: filters of different engines have the same steps with the same.
     """
     rows, first, lam = [], fitted.founding, fitted.data.choice.lam
+    several = first.data.apart
+    if len(several) > 1:
+        return _one_by_one(first, several, early, first_too=first_too, parts=parts)
     for block, operators, pieces in _held_out(first, first_too=first_too):
         mend = correction_without(first, block, early)
         found = filter_rows(operators, lam, pieces, mend, fitted.data.history, parts)
         rows.append((found, _places(first, block)))
     return rows
+
+
+def _one_by_one(
+    fitted: Fitted, several: Sequence[FittedData], early: Early | None, **how: Any
+) -> list[Measured]:
+    """The same of data sets apart."""
+    batch, known = fitted.data.z.shape[:-2], early or {}
+    indices = product(*map(range, batch))
+    each = [
+        held_out_rows(
+            Fitted.build(fitted.settings, one),
+            {block: correction.member(index) for block, correction in known.items()},
+            **how,
+        )
+        for one, index in zip(several, indices, strict=True)
+    ]
+
+    found: list[Measured] = []
+    for blocks in zip(*each, strict=True):
+        rows, places = zip(*blocks, strict=True)
+        horizons = {
+            h: [
+                cast(HeldOut, tuple(together(parts, batch) for parts in zip(*pieces, strict=True)))
+                for pieces in zip(*(row[h] for row in rows), strict=True)
+            ]
+            for h in rows[0]
+        }
+        found.append((horizons, None if places[0] is None else together(places, batch)))
+    return found
 
 
 def smoothing_measured(fitted: Fitted) -> Fitted:

@@ -22,7 +22,7 @@ from kbr.core.filters.kernel.engine import ActiveSet, Compressed, LowRank, Updat
 from kbr.core.filters.kernel.engines.local import LEAST, MEDIUM, Local
 from kbr.core.filters.kernel.run import run_filter
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.storing.storage import FittedData
+from kbr.core.filters.kernel.storing.storage import APART, FittedData
 from kbr.core.filters.result import mean_squared_error
 from kbr.core.filters.sequences import (
     Pair,
@@ -128,6 +128,9 @@ def errors_on(builder: Builder, data: Sequences, blocks: Sequence[range]) -> Row
     builders = [builder.measured(whole.outside(block)) for block in blocks]
 
     def row_of(members: Int[Tensor, "m"], scale: Scale, scale_u: Scale = 1.0) -> Row:
+        if APART < z.shape[-2] <= MEDIUM and len(members) > 1:
+            each = [row_of(one, _of(scale, k), _of(scale_u, k)) for k, one in _numbered(members)]
+            return lambda lam: torch.cat([row(lam[k : k + 1]) for k, row in enumerate(each)])
         every = len(members) == len(x)  # then no copy
         some = whole if every else replace(whole, x=x[members], z=z[members])
         rows = []
@@ -138,6 +141,15 @@ def errors_on(builder: Builder, data: Sequences, blocks: Sequence[range]) -> Row
         return lambda lam: _mean_of_blocks([row(lam) for row in rows], blocks)
 
     return row_of
+
+
+def _numbered(members: Int[Tensor, "m"]) -> Iterable[tuple[int, Int[Tensor, "1"]]]:
+    return enumerate(torch.split(members, 1))
+
+
+def _of(scale: Scale, k: int) -> Scale:
+    """That of one data set."""
+    return scale[k : k + 1] if isinstance(scale, Tensor) and scale.ndim else scale
 
 
 def _mean_of_blocks(

@@ -26,6 +26,10 @@ class MeanCorrection:
     coefficients: Float[Tensor, "*b c dz"]
     uses_x: bool
 
+    def member(self, index: tuple[int, ...]) -> "MeanCorrection":
+        """That of one of several data sets."""
+        return MeanCorrection(self.coefficients[index], self.uses_x)
+
     def shift(self, mean: Mean, predicted: Mean, x: Tensor, evidence: Bool[Tensor, "*s"]) -> Mean:
         """What is added to the means; where there was no evidence the prediction stands."""
         rows = design(mean, predicted, x, uses_x=self.uses_x)

@@ -5,16 +5,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kbr.core.errors import KbrError
-from kbr.core.filters.kernel.choosing.validation import even_blocks, validation_block
+from kbr.core.filters.kernel.choosing.validation import data_outside, even_blocks, validation_block
 from kbr.core.filters.kernel.correcting.correction import MeanCorrection, design, predicted_means
 from kbr.core.filters.kernel.engines.large import is_large
 from kbr.core.filters.kernel.engines.local import MEDIUM, Local
 from kbr.core.filters.kernel.fitted import Fitted
-from kbr.core.filters.kernel.settings import AUTO
+from kbr.core.filters.kernel.settings import AUTO, Settings
+from kbr.core.filters.kernel.storing.storage import FittedData, together
 from kbr.core.inputs import check_positive
 from kbr.core.kernels import FEW_COORDINATES
 from kbr.core.linalg import ridge_solve
 
+Coefficients = Float[Tensor, "*b c dz"]
 Early = dict[range, MeanCorrection]  # by the block that they were learned without
 LEAST = 45  # training steps: of fewer, blocks and their filters are of a few steps
 
@@ -56,14 +58,22 @@ def learn_correction(fitted: Fitted, *, ridge: float) -> tuple[MeanCorrection, E
     check_positive(ridge, name="ridge")
     uses_x = fitted.data.x.shape[-1] <= FEW_COORDINATES
     validation = validation_block(fitted.n)
-    early = fitted.without(validation)
-    rows, missed = _missed(fitted, early, validation, uses_x=uses_x)
-    before = _coefficients(early, ridge, uses_x=uses_x)
+    each = [_learned(fitted.settings, one, validation, ridge, uses_x) for one in fitted.data.apart]
+    batch = fitted.data.z.shape[:-2]
+    after, before = (together(part, batch) for part in zip(*each, strict=True))
+    return MeanCorrection(after, uses_x), {validation: MeanCorrection(before, uses_x)}
+
+
+def _learned(
+    settings: Settings, data: FittedData, validation: range, ridge: float, uses_x: bool
+) -> tuple[Coefficients, Coefficients]:
+    """Of all rows, and of those before the validation block; zeros where they do not help there."""
+    early = _without(settings, data, validation)
+    rows, missed = _missed(data, early, validation, uses_x=uses_x)
+    before = _coefficients(settings, early.data, ridge, uses_x=uses_x)
     left = missed - rows @ before
     helps = (left.square().sum((-2, -1)) < missed.square().sum((-2, -1)))[..., None, None]
-    after = _coefficients(fitted, ridge, uses_x=uses_x)
-    one, other = (MeanCorrection(found * helps, uses_x) for found in (after, before))
-    return one, {validation: other}
+    return _coefficients(settings, data, ridge, uses_x=uses_x) * helps, before * helps
 
 
 def correction_without(
@@ -81,14 +91,17 @@ def correction_without(
     used = (known.coefficients != 0).any(-1, keepdim=True).any(-2, keepdim=True)
     if not bool(used.any()):
         return known
-    coefficients = _coefficients(fitted.without(block), ridge, uses_x=known.uses_x)
+    rest = data_outside(fitted.data, block)
+    coefficients = _coefficients(fitted.settings, rest, ridge, uses_x=known.uses_x)
     return MeanCorrection(coefficients * used, known.uses_x)
 
 
-def _coefficients(fitted: Fitted, ridge: float, *, uses_x: bool) -> Float[Tensor, "*b c dz"]:
-    """The regression on all of the filter's steps, each block filtered by the others' operators."""
-    blocks = even_blocks(fitted.n)
-    parts = [_missed(fitted, fitted.without(block), block, uses_x=uses_x) for block in blocks]
+def _coefficients(
+    settings: Settings, data: FittedData, ridge: float, *, uses_x: bool
+) -> Coefficients:
+    """The regression on all steps, each block filtered by operators of the others."""
+    blocks = even_blocks(data.z.shape[-2])
+    parts = [_missed(data, _without(settings, data, b), b, uses_x=uses_x) for b in blocks]
     rows, missed = (torch.cat(tensors, -2) for tensors in zip(*parts, strict=True))
     size = rows.square().mean(-2, keepdim=True).sqrt()  # columns are scaled to a mean square of one
     size = torch.where(size > 0, size, torch.ones_like(size))
@@ -97,11 +110,15 @@ def _coefficients(fitted: Fitted, ridge: float, *, uses_x: bool) -> Float[Tensor
     return solved / size.mT
 
 
+def _without(settings: Settings, data: FittedData, block: range) -> Fitted:
+    return Fitted.build(settings, data_outside(data, block))
+
+
 def _missed(
-    fitted: Fitted, rest: Fitted, block: range, *, uses_x: bool
+    data: FittedData, rest: Fitted, block: range, *, uses_x: bool
 ) -> tuple[Float[Tensor, "*b t c"], Float[Tensor, "*b t dz"]]:
     """Rows of the design and what means miss on a block, filtered by operators of the rest."""
-    designs, missed, data = [], [], fitted.data
+    designs, missed = [], []
     for x, z in data.inside(block):
         result = rest.filtered(x)
         there = result.evidence.unsqueeze(-1)

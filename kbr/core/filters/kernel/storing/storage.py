@@ -1,7 +1,9 @@
 """A fitted filter as plain tensors and values, checked when they come back from a file."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from kbr.core.errors import KbrError
 from kbr.core.filters.kernel.choosing.search import CHOICES, Choice, Edge
 from kbr.core.filters.kernel.correcting.correction import MeanCorrection
 from kbr.core.filters.kernel.engines.landmarks import Landmarks
+from kbr.core.filters.kernel.engines.local import MEDIUM
 from kbr.core.filters.sequences import Sequences, lengths_outside, outside
 from kbr.core.uncertainty.calibration import Calibration
 from kbr.core.uncertainty.growth import Growth
@@ -20,6 +23,7 @@ from kbr.core.units.units import Units
 
 KIND = "kbr.kernel_filter"  # of files written by KernelBayesFilter.save
 RUN_KIND = "kbr.kernel"  # of a run's checkpoint: a batch of filters, one for each trial
+APART = 400  # steps of several data sets above which each is taken by itself
 BROKEN = (AssertionError, LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 
 
@@ -68,6 +72,30 @@ class FittedData(Sequences):
         x, z = (outside(rows, block) for rows in (self.x, self.z))
         return replace(self, x=x, z=z, lengths=lengths_outside(self.lengths, block), basis=None)
 
+    @property
+    def apart(self) -> "list[FittedData]":
+        """Data sets one by one, where the tables of several would not stay in the cache; or all."""
+        batch, n = self.z.shape[:-2], self.z.shape[-2]
+        if not batch or not APART < n <= MEDIUM:
+            return [self]
+        return [self._member(index) for index in product(*map(range, batch))]
+
+    def _member(self, index: tuple[int, ...]) -> "FittedData":
+        """One of several data sets, without what was measured on all of them."""
+        values = {name: getattr(self.choice, name)[index] for name in CHOICES}
+        if self.choice.scale_u is not None:
+            values["scale_u"] = self.choice.scale_u[index]
+        return replace(
+            self,
+            x=self.x[index],
+            z=self.z[index],
+            choice=replace(self.choice, **values),
+            reach=None if self.reach is None else self.reach[index],
+            correction=None if self.correction is None else self.correction.member(index),
+            calibration=None,
+            smoothing=None,
+        )
+
     def to(self, device: str | torch.device) -> "FittedData":
 
         def moved(value: Any) -> Any:
@@ -76,6 +104,11 @@ class FittedData(Sequences):
             return value.to(device) if hasattr(value, "to") else value
 
         return replace(self, **{name: moved(value) for name, value in vars(self).items()})
+
+
+def together(each: Sequence[Tensor], batch: Sequence[int]) -> Tensor:
+    """What was made of data sets one by one, as of all of them; see `FittedData.apart`."""
+    return each[0] if len(each) == 1 else torch.stack(list(each)).reshape(*batch, *each[0].shape)
 
 
 def pack(data: FittedData) -> dict[str, Any]:
