@@ -8,7 +8,7 @@ Every variant is learned from the training sequence alone; the test sequence is 
 Prints MSE beside the first one's, paired over seeds, and writes one row a seed and variant:
 
     python benchmarks/refine.py --n_train 300 --seeds 10
-    python benchmarks/refine.py --n_train 300 900 --csv docs/results/refined.csv
+    python benchmarks/refine.py --n_train 300 500 900 --csv docs/results/refined.csv
 """
 
 import argparse

@@ -190,3 +190,13 @@ def test_long_data_sets_are_taken_one_by_one_and_answer_as_alone():
     torch.testing.assert_close(together.mean[0, 1], one.mean, rtol=0, atol=1e-5)
     torch.testing.assert_close(together.cov[0, 1], one.cov, rtol=1e-3, atol=1e-5)
     assert both.calibration.counts == alone.calibration.counts
+
+
+def test_one_long_data_set_of_a_batch_answers_as_by_itself():
+    made = Rotation().generate(n_train=APART + 20, n_test=30, seed=62)
+    x, z = made.x_train, made.z_train
+    batch = KernelBayesFilter(**SMALL).fit(x.unsqueeze(0), z.unsqueeze(0))
+    alone = KernelBayesFilter(**SMALL).fit(x, z)
+    one, other = batch.filter(made.x_test.unsqueeze(0)), alone.filter(made.x_test)
+    torch.testing.assert_close(one.mean[0], other.mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(one.cov[0], other.cov, rtol=1e-3, atol=1e-5)

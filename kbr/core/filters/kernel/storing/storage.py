@@ -76,7 +76,7 @@ class FittedData(Sequences):
     def apart(self) -> "list[FittedData]":
         """Data sets one by one, where the tables of several would not stay in the cache; or all."""
         batch, n = self.z.shape[:-2], self.z.shape[-2]
-        if not batch or not APART < n <= MEDIUM:
+        if math.prod(batch) == 1 or not APART < n <= MEDIUM:
             return [self]
         return [self._member(index) for index in product(*map(range, batch))]
 
