@@ -79,6 +79,8 @@ def evaluate_recording(
     outcome = _outcome(recording, units, results, back)
     outside = _outside(recording, units, results[0])
     print_outside(outside)
+    if results[0].surprised:
+        print(f"  sensor: {results[0].surprised}")
     title = title_of(paths)
     target = _target(folder / "evaluation", title, recording)
     record = {"path": path, "content": recording.digest(), "rows": len(recording)}

@@ -202,8 +202,9 @@ class BaseFilter(Conventions, ABC):
             return torch.stack([getattr(each, name) for each in beliefs], axis)
 
         axes = {name: axis for name, axis in AXES.items() if name != "effective_sample_size"}
-        if belief.stretch is None:
-            del axes["stretch"]
+        for name in ("stretch", "surprise"):
+            if getattr(belief, name) is None:
+                del axes[name]
         parts = {name: along(name, axis) for name, axis in axes.items()}
         return FilterResult(**parts, units=self.units)
 
@@ -237,9 +238,10 @@ class BaseFilter(Conventions, ABC):
             inner = None if calibration.growth is None else self.units.z.apply(belief.mean)
             moments = (belief.mean, belief.raw_cov, belief.since)
             region = calibration.region(*moments, inner=inner, level=level)
-        if belief.stretch is None:
-            return region
-        return replace(region, radius2=region.radius2 * belief.stretch)
+        for factor in (belief.stretch, belief.surprise):
+            if factor is not None:
+                region = replace(region, radius2=region.radius2 * factor)
+        return region
 
     def calibrated(self, result: FilterResult) -> FilterResult:
         """The result as it is: its covariances are calibrated already."""
@@ -284,7 +286,7 @@ class BaseFilter(Conventions, ABC):
         known = self.calibration if filtered else self.smoothing_calibration
         answering, since = Answering(self.units, known), horizon(inner.evidence)
         mean, raw = answering.raw(inner.mean, inner.cov)
-        cov = answering.calibrated(mean, raw, since, None)
+        cov = answering.calibrated(mean, raw, since, inner.surprise)
         return replace(inner, mean=mean, cov=cov, raw_cov=raw, since=since, units=self.units)
 
     def _pieces(

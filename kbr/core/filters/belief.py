@@ -30,14 +30,16 @@ class Answering:
         return self.units.z.undo(mean, cov)
 
     def calibrated(
-        self, mean: Tensor, cov: Tensor, since: Tensor, stretch: Tensor | None
+        self, mean: Tensor, cov: Tensor, since: Tensor, *factors: Tensor | None
     ) -> Tensor:
-        """The covariance of a raw answer."""
+        """The covariance of a raw answer, multiplied by these factors."""
         made, known = cov, self.calibration
         if known is not None:
             inner = None if known.growth is None else self.units.z.apply(mean)
             made = known.cov(cov, since, inner)
-        return made if stretch is None else made * stretch[..., None, None]
+        for factor in factors:
+            made = made if factor is None else made * factor[..., None, None]
+        return made
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,10 +76,15 @@ class Belief:
         """The covariance as the algorithm defines it."""
         return self._raw[1]
 
+    @property
+    def surprise(self) -> Float[Tensor, "*e"] | None:
+        """See `FilterResult`."""
+        return None
+
     @cached_property
     def cov(self) -> Float[Tensor, "*e dz dz"]:
         """The calibrated covariance; the raw one where there was nothing to calibrate with."""
-        return self.answering.calibrated(*self._raw, self.since, self.stretch)
+        return self.answering.calibrated(*self._raw, self.since, self.stretch, self.surprise)
 
     def plot(self, *, level: float = 0.9, ax: Any = None) -> Any:
         """The region of two latents in their plane; else each latent's density with its band.

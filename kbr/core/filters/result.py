@@ -19,6 +19,7 @@ from kbr.core.units.units import Units
 
 Means = Float[Tensor, "*s t dz"]
 KINDS = ("time", "path")  # of pictures
+WIDE, SELDOM = 4.0, 0.05  # a surprise, and a share of rows up to which it is not worth a word
 Result = TypeVar("Result", bound="FilterResult")
 
 
@@ -31,6 +32,8 @@ class FilterResult:
     evidence   False at steps whose observation was missing or told nothing usable: there the belief
                is the prediction. `since` counts the steps since the last evidence;
     stretch    what adaptive regions have multiplied `cov` by;
+    surprise   what `cov` is multiplied by because observations have been further off than they were
+               on held-out rows, one or more; None for filters that do not follow it;
     effective_sample_size   None for filters without weights;
     units      names and angles of z, where the filter knows them;
     outside    which columns of x and u left the range of the training data: false where none did,
@@ -44,6 +47,7 @@ class FilterResult:
     raw_cov: Float[Tensor, "*s t dz dz"] | None = None
     since: Tensor | None = None
     stretch: Float[Tensor, "*s t"] | None = None
+    surprise: Float[Tensor, "*s t"] | None = None
     units: Units | None = None
     outside: Outside | None = None
 
@@ -53,7 +57,8 @@ class FilterResult:
         evidence = int(self.evidence.sum())
         last = self.mean.reshape(-1, dz)[-1].tolist()
         answer = ", ".join(f"{value:.4g}" for value in last[:4])
-        said = f"\n  {self.outside}" if self.outside else ""
+        told = [self.outside, self.surprised]
+        said = "".join(f"\n  {line}" for line in told if line)
         return (
             f"{type(self).__name__}({lead}{steps} steps of {dz} latent(s), {evidence} with "
             f"evidence; fields mean, cov, evidence, ...; last mean [{answer}"
@@ -64,6 +69,21 @@ class FilterResult:
     def sd(self) -> Float[Tensor, "*s t dz"]:
         """Standard deviations: the roots of the diagonal of `cov`."""
         return self.cov.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+
+    @property
+    def surprised(self) -> str:
+        """A line that can be acted on where observations are far off from held-out ones, or ""."""
+        if self.surprise is None:
+            return ""
+        wide = self.surprise > WIDE
+        if not wide.any() or float(wide.double().mean()) <= SELDOM:
+            return ""
+        most = float(self.surprise.max().sqrt())
+        return (
+            f"in {int(wide.sum())} of {wide.numel()} rows the sensor is off in one direction, as "
+            f"it was not in training: error bars are up to {most:.1f} times as wide. Train on "
+            "recordings like this one."
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -167,6 +187,7 @@ AXES = {  # of the steps
     "raw_cov": -3,
     "since": -1,
     "stretch": -1,
+    "surprise": -1,
 }
 
 

@@ -1,9 +1,10 @@
 """What `fit` leaves of a kernel Bayes filter, in inner coordinates: all that filtering needs."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from kbr.core.filters.kernel.novelty import Reach, reach_of
 from kbr.core.filters.kernel.run import Ahead, run_filter, run_smoother
 from kbr.core.filters.kernel.settings import Settings
 from kbr.core.filters.kernel.step import Operators
-from kbr.core.filters.kernel.storing.storage import FittedData
+from kbr.core.filters.kernel.storing.storage import FittedData, together
 from kbr.core.filters.lifting import after_one, windows
 from kbr.core.filters.result import AXES
 from kbr.core.units.units import Units
@@ -145,11 +146,30 @@ class Fitted:
 
     def filtered(self, x: Tensor, u: Tensor | None = None) -> KernelFilterResult:
         """Inner beliefs at observations x [*b *s T ...], with the controls u [*b *s T du]."""
+        if len(several := self.data.apart) > 1:
+            self._lead(x, self.data.shape)
+            return self._one_by_one(several, x, u)
         query, *flags, sequences = self._sequences(x, u)
         lam = self.lam.expand(query.shape[:-2])
         result = run_filter(self.operators, query, lam, *flags)
         mean = moved(self.data.correction, self.operators, result, x)
         return _reshaped(replace(result, mean=mean), sequences)
+
+    def _one_by_one(
+        self, several: Sequence[FittedData], x: Tensor, u: Tensor | None
+    ) -> KernelFilterResult:
+        """The same of data sets apart, whose coordinates are of features of their own."""
+        batch = self.data.z.shape[:-2]
+        results = [
+            Fitted.build(self.settings, one).filtered(x[at], None if u is None else u[at])
+            for one, at in zip(several, product(*map(range, batch)), strict=True)
+        ]
+        fields: dict[str, Any] = {
+            name: together([getattr(one, name) for one in results], batch)
+            for name in AXES
+            if getattr(results[0], name) is not None
+        }
+        return KernelFilterResult(**fields)
 
     def smoothed(self, x: Tensor, u: Tensor | None = None) -> KernelFilterResult:
         """Inner beliefs given the whole of every sequence."""

@@ -1,7 +1,7 @@
 """The moving filter: kernel regressions for dynamics and sensors, and points that move by them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from kbr.core.filters.base import TrainableFilter, never
 from kbr.core.filters.belief import Answering, Belief, Moments
 from kbr.core.filters.lifting import best, lifted
 from kbr.core.filters.moving.choosing.fitting import AUTO, FEWEST, SENSINGS, Learner, MovingSettings
-from kbr.core.filters.moving.choosing.measuring import measured
+from kbr.core.filters.moving.choosing.measuring import measured, usual_errors
 from kbr.core.filters.moving.cloud import Cloud
 from kbr.core.filters.moving.model import LIMITS, MovingModel
 from kbr.core.filters.moving.sensing import Tells
 from kbr.core.filters.moving.smooth_map import MOST
 from kbr.core.filters.moving.storing import KIND, Learned, damage_named, tensors_of, trial_state
+from kbr.core.filters.moving.surprise import one_row_on, surprise
 from kbr.core.filters.result import FilterResult
 from kbr.core.filters.training_data import TrainingData
 from kbr.core.io import checkpoint
@@ -36,9 +37,15 @@ class MovingBelief(Belief):
     """Weighted points, in inner coordinates."""
 
     cloud: Cloud = field(kw_only=True)
+    off: Float[Tensor, "*e c"] = field(kw_only=True)  # the sensor's average error of late
+    usual: Float[Tensor, "c"] | None = field(kw_only=True)
 
     def inner_moments(self) -> Moments:
         return self.cloud.moments()
+
+    @property
+    def surprise(self) -> Float[Tensor, "*e"] | None:
+        return None if self.usual is None else surprise(self.off, self.usual)
 
     @property
     def embedding(self) -> Embedding:
@@ -200,6 +207,9 @@ class MovingFilter(TrainableFilter):
                 "sensor": f"{model.sensing.kind}, {_source(self.sensing)}",
                 **{k: f"{v:g}, {_source(getattr(self, k))}" for k, v in chosen.items()},
                 "velocity": "followed" if fitted.rates else "not followed",
+                "error bars": "wider where the sensor is off as in no sequence held out"
+                if model.usual is not None
+                else "as in blocks held out",
             },
         }
 
@@ -250,10 +260,11 @@ class MovingFilter(TrainableFilter):
                 f"{len(data.z)}. Raise n_train."
             )
         choice = Learner(data, self._wanted(), **rows).choose(progress)
+        usual = usual_errors(choice.parts)
         self._fitted = Learned(
-            choice.model,
+            replace(choice.model, usual=usual),
             data.units,
-            measured(choice.parts, data.units.z),
+            measured(choice.parts, data.units.z, usual),
             data.shape,
             len(data.z),
             len(data.lengths),
@@ -279,7 +290,7 @@ class MovingFilter(TrainableFilter):
         if prior is not None:
             cloud = self._prior(prior)
         nothing = torch.zeros((), dtype=torch.bool, device=cloud.points.device)
-        return self._belief(cloud, nothing, never(nothing), 0)
+        return self._belief(cloud, nothing, never(nothing), 0, torch.zeros_like(self.model.lasting))
 
     def _prior(self, prior: Any) -> Cloud:
         fitted = self._get()
@@ -314,22 +325,22 @@ class MovingFilter(TrainableFilter):
             cloud = model.predicted(cloud, self._move(u), draws)
         cloud, seen = model.updated(cloud, row, model.known(row), draws)
         since = next_horizon(belief.since, seen)
-        return self._belief(cloud, seen, since, belief.steps + 1, belief.stretch)
+        off = one_row_on(belief.off, model.errors(row, cloud.moments()[0], seen))
+        return self._belief(cloud, seen, since, belief.steps + 1, off, belief.stretch)
 
     def _ahead(self, belief: MovingBelief, steps: int, *u: Tensor) -> MovingBelief:
         model = self.model
         moves = u[0].reshape(-1, u[0].shape[-1]) if u else None
         for step in range(steps):
             if belief.steps == 0:  # the start itself is the prediction of step 1
-                belief = self._belief(
-                    belief.cloud, belief.evidence, belief.since, 1, belief.stretch
-                )
+                belief = replace(belief, steps=1)
                 continue
             move = None if moves is None else moves[step]
             nothing = torch.zeros_like(belief.evidence)
             cloud = model.predicted(belief.cloud, move, model.draws(belief.steps))
             since = next_horizon(belief.since, nothing)
-            belief = self._belief(cloud, nothing, since, belief.steps + 1, belief.stretch)
+            off = one_row_on(belief.off, torch.zeros_like(belief.off))
+            belief = self._belief(cloud, nothing, since, belief.steps + 1, off, belief.stretch)
         return belief
 
     def _move(self, u: tuple[Tensor, ...]) -> Tensor | None:
@@ -341,10 +352,12 @@ class MovingFilter(TrainableFilter):
         evidence: Tensor,
         since: Tensor,
         steps: int,
+        off: Tensor,
         stretch: Tensor | None = None,
     ) -> MovingBelief:
-        answering = Answering(self.units, self.calibration)
-        return MovingBelief(evidence, since, steps, answering, stretch=stretch, cloud=cloud)
+        answering, usual = Answering(self.units, self.calibration), self.model.usual
+        told = {"cloud": cloud, "off": off, "usual": usual}
+        return MovingBelief(evidence, since, steps, answering, stretch=stretch, **told)  # type: ignore[arg-type]
 
     def to(self, device: str | torch.device) -> "MovingFilter":
         """The same filter on another device."""

@@ -16,6 +16,7 @@ from kbr.core.filters.moving.cloud import Cloud, Draws
 from kbr.core.filters.moving.lasting import Memory, nothing_yet, one_row_on
 from kbr.core.filters.moving.sensing import Sensing, sensing_of
 from kbr.core.filters.moving.smooth_map import SmoothMap
+from kbr.core.filters.moving.surprise import averages, surprise
 from kbr.core.filters.result import FilterResult
 from kbr.core.linalg import or_one
 
@@ -61,7 +62,9 @@ class MovingModel:
 
     start       training latents: the belief before any observation, and what a lost one goes back
                 to;
-    reaches     of each group of columns, `columns`: what is unlike any training row is no evidence.
+    reaches     of each group of columns, `columns`: what is unlike any training row is no evidence;
+    usual       how far off the sensor is on average, of each column, see `surprise`; None: not
+                followed.
     """
 
     dynamics: SmoothMap
@@ -73,6 +76,7 @@ class MovingModel:
     particles: int
     restart: float
     seed: int
+    usual: Float[Tensor, "c"] | None = None
 
     @cached_property
     def lasting(self) -> Float[Tensor, "c"]:
@@ -210,12 +214,23 @@ class MovingModel:
             covs.append(cov)
             flags.append(seen)
             sizes.append(cloud.effective_sample_size)
+        mean, evidence = torch.stack(means, -2), torch.stack(flags, -1)
+        told = None
+        if self.usual is not None:
+            told = surprise(averages(self.errors(x, mean, evidence)), self.usual)
         return FilterResult(
-            mean=torch.stack(means, -2),
+            mean=mean,
             cov=torch.stack(covs, -3),
-            evidence=torch.stack(flags, -1),
+            evidence=evidence,
             effective_sample_size=torch.stack(sizes, -1),
+            surprise=told,
         )
+
+    def errors(
+        self, x: Float[Tensor, "*s dx"], mean: Float[Tensor, "*s dz"], seen: Bool[Tensor, "*s"]
+    ) -> Float[Tensor, "*s c"]:
+        """Of the sensor, beside the means of beliefs after these observations."""
+        return self.sensing.errors(x, mean, self.known(x) & seen.unsqueeze(-1))
 
     def tempered(self, tempering: Tempering, **others: Any) -> "MovingModel":
         return replace(self, tempering=tempering, **others)
@@ -228,6 +243,7 @@ class MovingModel:
             sensing=self.sensing.to(device),
             start=self.start.to(device),
             reaches=reaches,
+            usual=None if self.usual is None else self.usual.to(device),
         )
 
     def record(self) -> dict[str, Any]:
@@ -242,6 +258,7 @@ class MovingModel:
             "particles": self.particles,
             "restart": self.restart,
             "seed": self.seed,
+            **({} if self.usual is None else {"usual": self.usual}),
         }
 
     @classmethod
@@ -256,6 +273,7 @@ class MovingModel:
             int(record["particles"]),
             float(record["restart"]),
             int(record["seed"]),
+            record.get("usual"),
         )
         made.check()
         return made
@@ -271,5 +289,8 @@ class MovingModel:
         good = good and wide == [one.anchors.shape[-1] for one in self.reaches]
         good = good and (not maps or wide == [len(one.root) for one in maps])
         good = good and getattr(self.sensing, "columns", self.columns) == self.columns
+        if self.usual is not None:
+            fits = self.usual.shape == self.lasting.shape
+            good = good and fits and bool((self.usual > 0).all())
         if not good:
             raise KbrError("the file's parts do not fit together. Train again.")

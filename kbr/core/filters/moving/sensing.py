@@ -43,6 +43,12 @@ class Sensing(Protocol):
     def remembered(self, memory: Memory, x: Row, at: Any, there: There) -> Memory:
         """What points remember of errors after an observation, of which these groups count."""
 
+    def errors(self, x: Row, z: Float[Tensor, "*s dz"], there: There) -> Float[Tensor, "*s c"]:
+        """How far observations are from what these latents show, in standard deviations.
+
+        Zero in the columns of groups that are not there.
+        """
+
     @property
     def lasting(self) -> Float[Tensor, "c"]:
         """Share of each column's error that is left at the next row."""
@@ -106,6 +112,13 @@ class Shows:
             memory = remembered(memory, (seen - mean) / sd, there[..., k], group)
         return memory
 
+    def errors(self, x: Row, z: Float[Tensor, "*s dz"], there: There) -> Float[Tensor, "*s c"]:
+        found = x.new_zeros(*there.shape[:-1], sum(map(len, self.columns)))
+        for k, group in enumerate(map(list, self.columns)):
+            mean, sd = self.maps[k](z)
+            found[..., group] = torch.where(there[..., k : k + 1], (x[..., group] - mean) / sd, 0.0)
+        return found
+
     @cached_property
     def lasting(self) -> Float[Tensor, "c"]:
         found = torch.zeros_like(torch.cat([one.lasting for one in self.maps]))
@@ -153,6 +166,11 @@ class Tells:
 
     def remembered(self, memory: Memory, x: Row, at: Any, there: There) -> Memory:
         return memory
+
+    def errors(self, x: Row, z: Float[Tensor, "*s dz"], there: There) -> Float[Tensor, "*s c"]:
+        present = there.all(-1, keepdim=True)
+        mean, sd = self.map(torch.where(present, x, 0.0))
+        return torch.where(present, (z[..., : self.latents] - mean) / sd, 0.0)
 
     @property
     def lasting(self) -> Float[Tensor, "c"]:
