@@ -1,9 +1,12 @@
 """Error bars that listen to the sensor: further off than on held-out rows, they are wider."""
 
 import copy
+import csv
+import json
 
 import pytest
 import torch
+from command_line import call
 from test_moving import SMALL, circle
 from test_moving_parts import normal
 
@@ -155,3 +158,59 @@ def test_a_damaged_file_is_refused(fitted, usual):
     state["model"]["usual"] = usual
     with pytest.raises(KbrError, match="file"):
         MovingFilter.from_state(state)
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A run on own recordings, and a new one whose sensor has an offset."""
+    folder = tmp_path_factory.mktemp("desk")
+    for name, seeds, offset in (
+        ("train", range(9), 0.0),
+        ("like", (50,), 0.0),
+        ("off", (50,), 2 * OFFSET),
+    ):
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["walk", "a", "b", "east", "north"])
+            for seed in seeds:
+                x, z = circle(60, seed)
+                for line in torch.cat([x + offset, z], -1).tolist():
+                    rows.writerow([seed, *line])
+    keys = ["data.x=[a,b]", "data.z=[east,north]", "data.sequence=walk", "model=moving"]
+    fixed = [f"model.filter.{k}={v}" for k, v in SMALL.items()]
+    done = call("data=recording", "data.path=train.csv", *keys, *fixed, "hydra.run.dir=run",
+                folder=folder)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+class TestFromAFile:
+    """The whole journey, in a folder that holds nothing but the recordings."""
+
+    def test_evaluation_says_so(self, desk):
+        said = {}
+        for name in ("like", "off"):
+            done = call("run=run", f"data.path={name}.csv", script="evaluate.py", folder=desk)
+            assert done.returncode == 0, done.stderr
+            said[name] = [line for line in done.stdout.splitlines() if "sensor:" in line]
+        assert said["like"] == []
+        (line,) = said["off"]
+        assert "of 60 rows the sensor is off in one direction" in line
+
+    def test_a_stream_says_so_at_its_end_and_goes_on_from_its_state(self, desk):
+        whole = call("run=run", "input=off.csv", script="kbr-filter", folder=desk)
+        assert "kbr: sensor: in" in whole.stderr
+        lines = (desk / "off.csv").read_text().splitlines(keepends=True)
+        found = []
+        for name, part in (("first", lines[:31]), ("last", lines[:1] + lines[31:])):
+            (desk / f"{name}.csv").write_text("".join(part))
+            done = call("run=run", f"input={name}.csv", "state=now.pt", script="kbr-filter",
+                        folder=desk)  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            found += [json.loads(line) for line in done.stdout.splitlines()]
+        expected = [json.loads(line) for line in whole.stdout.splitlines()]
+        for one, other in zip(found, expected, strict=True):
+            for row, same in zip(one["cov"], other["cov"], strict=True):
+                assert row == pytest.approx(same, rel=1e-6)
+        quiet = call("run=run", "input=like.csv", script="kbr-filter", folder=desk)
+        assert "sensor:" not in quiet.stderr

@@ -29,6 +29,7 @@ from kbr.app.streaming.options import USAGE, Options, parse
 from kbr.app.streaming.output import Unwritten, Writer, opened
 from kbr.app.streaming.range_watch import RangeWatch
 from kbr.app.streaming.rows import Format, Row, json_rows, recording_rows, trend_rows
+from kbr.app.streaming.sensor_watch import SensorWatch
 from kbr.app.streaming.signals import Stopped, Stopping
 from kbr.app.streaming.state import read_belief, save_belief
 from kbr.core.errors import KbrError
@@ -85,7 +86,7 @@ def _answer_all(options: Options, filt: Any, stopping: Stopping, page: LivePage 
     owner = "" if state is None else identity(options.run, trial=options.trial)
     belief = filt.init() if state is None else read_belief(filt, state, owner)
     failed: KbrError | Stopped | BrokenPipeError | None = None
-    watch = RangeWatch(filt.units, say)
+    watch, sensor = RangeWatch(filt.units, say), SensorWatch(say)
     with ExitStack() as stack:
         rows = _rows(options, filt, stack)
         out = stack.enter_context(opened(options.output))
@@ -110,6 +111,7 @@ def _answer_all(options: Options, filt: Any, stopping: Stopping, page: LivePage 
                 write(after, row.shown)
                 belief, done = after, done + 1
                 watch(row.value, moved=after.steps > 1)
+                sensor(after)
                 if page is not None:
                     page(after, row.shown, perf_counter() - started)
         except (KbrError, Stopped, BrokenPipeError) as error:
@@ -119,6 +121,7 @@ def _answer_all(options: Options, filt: Any, stopping: Stopping, page: LivePage 
         elif done == 0:
             raise failed  # what was in the output before stays there
     watch.end()
+    sensor.end()
     if state is not None:
         save_belief(belief, state, owner)
     if isinstance(failed, Stopped):

@@ -11,7 +11,7 @@ from kbr.core.filters.belief import Belief
 from kbr.core.io import checkpoint
 
 KIND = "kbr.belief"
-FILTERS = ("answering", "points", "table", "share")  # fields that the filter itself has
+FILTERS = ("answering", "points", "table", "share", "usual")  # fields that the filter itself has
 
 
 def save_belief(belief: Belief, path: Path, identity: str) -> None:
@@ -30,8 +30,9 @@ def read_belief(filt: Any, path: Path, identity: str) -> Belief:
             "Remove it, or set state=..."
         )
     saved = content.get("belief")
-    if isinstance(saved, dict) and hasattr(start, "recent"):  # a file from before has none
-        saved = {"recent": None, **saved}
+    if isinstance(saved, dict):  # a file from before has none of these
+        new = {"recent": None, "off": getattr(start, "off", None)}
+        saved = {**{name: value for name, value in new.items() if hasattr(start, name)}, **saved}
     if not isinstance(saved, dict) or not _fits(start, saved):
         raise KbrError(f"{path} is damaged: it holds no belief of finite numbers. Remove it.")
     return _restored(start, saved)

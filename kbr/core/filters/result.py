@@ -75,15 +75,7 @@ class FilterResult:
         """A line that can be acted on where observations are far off from held-out ones, or ""."""
         if self.surprise is None:
             return ""
-        wide = self.surprise > WIDE
-        if not wide.any() or float(wide.double().mean()) <= SELDOM:
-            return ""
-        most = float(self.surprise.max().sqrt())
-        return (
-            f"in {int(wide.sum())} of {wide.numel()} rows the sensor is off in one direction, as "
-            f"it was not in training: error bars are up to {most:.1f} times as wide. Train on "
-            "recordings like this one."
-        )
+        return surprised(int((self.surprise > WIDE).sum()), self.surprise.numel(), self.surprise)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -164,6 +156,17 @@ class FilterResult:
             level=level,
         )
         return plot_path(scene, ax) if kind == "path" else plot_steps(scene, ax)
+
+
+def surprised(wide: int, rows: int, factors: Tensor) -> str:
+    """Of so many rows with surprises above WIDE, of which these are the largest; "" if seldom."""
+    if wide <= SELDOM * rows:
+        return ""
+    most = float(factors.max().sqrt())
+    return (
+        f"in {wide} of {rows} rows the sensor is off in one direction, as it was not in training: "
+        f"error bars are up to {most:.1f} times as wide. Train on recordings like this one."
+    )
 
 
 def _times(time: Any, steps: int) -> np.ndarray:
