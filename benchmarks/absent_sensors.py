@@ -1,10 +1,14 @@
 """Absent sensors that drop out of the update, against rows that one absent number makes missing.
 
     python benchmarks/absent_sensors.py --seeds 10 --root real
+    python benchmarks/absent_sensors.py --seeds 10 --root real --model moving
 
 robot     distances to four beacons, simulated (seeds 0, 1, ...), 600 rows to train, 400 to test;
 Plaza1/2  the same of a real robot (docs/real_data.md), where each range counts for 6 seconds first,
           so that most rows are whole; without --root they are left out.
+
+`--model` is the filter with sensors: the kernel filter, or points that move and are never begun
+anew (`restart=0`). The filter of whole rows is always the kernel filter.
 
 Each sensor is absent at random in 70 % of the rows, to train and to test. A filter of whole rows
 could learn nothing from such data, so it is trained on the rows before anything was taken away.
@@ -15,18 +19,25 @@ in their 90 % regions.
 import argparse
 import math
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kbr import KernelBayesFilter
+from kbr import KernelBayesFilter, MovingFilter
 from kbr.app.real.uwb_plaza import uwb_plaza
 
 ABSENT = 0.7
 BEACONS = torch.tensor([[2, 2], [-2, 2], [-2, -2], [2, -2]], dtype=torch.float64)
 Part = tuple[Tensor, Tensor]
+MODELS: dict[str, Callable[[], Any]] = {
+    "iw": KernelBayesFilter,
+    "moving": partial(MovingFilter, restart=0.0),
+}
 
 
 def robot(seed: int) -> tuple[Part, Part]:
@@ -63,14 +74,16 @@ def thinned(x: Tensor, seed: int) -> Tensor:
     return torch.where(gone, torch.nan, x)
 
 
-def compare(train: Part, test: Part, seed: int) -> tuple[float, float, float, float, float]:
+def compare(
+    train: Part, test: Part, seed: int, model: str
+) -> tuple[float, float, float, float, float]:
     """Mean distance and mean square with sensors, then of whole rows; the share held with them."""
     (x, z), (x_new, z_new) = train, (thinned(test[0], 10_000 + seed), test[1])
     whole = x.isfinite().all(-1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rows that are left out
         voided = KernelBayesFilter().fit(torch.where(whole.unsqueeze(-1), x, torch.nan), z)
-    parted = KernelBayesFilter().fit(thinned(x, seed), z, sensors="each")
+    parted = MODELS[model]().fit(thinned(x, seed), z, sensors="each")
     numbers: list[float] = []
     for filt in (parted, voided):
         away = (filt.filter(x_new).mean - z_new).square().sum(-1)
@@ -84,6 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--root", type=Path, help="the folder of the real recordings")
+    parser.add_argument("--model", choices=MODELS, default="iw")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("data    seed   distance  voided  ratio   square  voided  ratio   held", flush=True)
@@ -92,7 +106,7 @@ def main() -> None:
         tasks += [(site, 0) for site in ("Plaza1", "Plaza2")]
     for name, seed in tasks:
         train, test = robot(seed) if name == "robot" else plaza(options.root, name)
-        a, b, c, d, held = compare(train, test, seed)
+        a, b, c, d, held = compare(train, test, seed, options.model)
         print(
             f"{name:7s} {seed:4d} {a:10.3f} {c:7.3f} {a / c:6.2f} {b:8.3f} {d:7.3f} {b / d:6.2f} "
             f"{held:6.3f}",

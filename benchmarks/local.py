@@ -99,6 +99,7 @@ def agreement(n: int = 2000, steps: int = 100) -> dict:
     x, z = lorenz(n + steps, seed=0)
     rule = ImportanceWeightedRule(lam=0.01, floor=0.1)
     settings: dict[str, Any] = {"rule": rule, "scales": (0.25,), "widths": (1.0,), "eta": 1e-6}
+    settings["correction"] = None
     dense, local = (
         KernelBayesFilter(engine=engine, **settings).fit(x[:n], z[:n]).filter(x[n:])
         for engine in ("active_set", "local")
