@@ -94,8 +94,8 @@ def test_whole_grid_takes_seconds():
 @pytest.mark.parametrize(
     ("dynamics", "bounds"),
     [
-        (Rotation(), {300: 1.15, 500: 1.13, 900: 1.08}),
-        (Oscillatory(), {300: 1.19, 500: 1.16, 900: 1.12}),
+        (Rotation(), {300: 1.10, 500: 1.08, 900: 1.06}),
+        (Oscillatory(), {300: 1.14, 500: 1.14, 900: 1.09}),
     ],
     ids=["rotation", "oscillatory"],
 )
